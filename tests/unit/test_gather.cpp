@@ -159,6 +159,11 @@ TEST_CASE("gather: a window bounds the keys of a segment without a list") {
   Problem p;
   REQUIRE(make_problem(&s.problem, &p).ok());
   CHECK(gather_shape(p).rows == 512 + 128);
+  // Not to the right: a query of ATTN_CAUSAL_TOP_LEFT sees more keys the fewer the sequence has.
+  s.problem.flags = ATTN_CAUSAL_TOP_LEFT | ATTN_WINDOW;
+  s.problem.window_right = -1;
+  REQUIRE(make_problem(&s.problem, &p).ok());
+  CHECK(gather_shape(p).rows == 512 + 65536);
 }
 
 TEST_CASE("gather: what is declined") {

@@ -303,6 +303,21 @@ TEST_CASE("prefix: masks that show every query all shared keys") {
   CHECK(on_hopper(s).name() == "prefix_cuda");
 }
 
+TEST_CASE("prefix: a part may be composed itself") {
+  Setup s;
+  for (attn_segment& segment : s.segments) segment.k_type = segment.v_type = ATTN_F8_E4M3FN_TOKEN;
+  s.problem.flags = ATTN_CAUSAL;
+  const Chosen chosen = on_hopper(s);
+  INFO(chosen.status.text);
+  REQUIRE(chosen.name() == "prefix_cuda");
+  const Parts c = parts_of(chosen);
+  for (const Part* part : {&c.shared, &c.own}) {
+    CHECK(part->choice.kernel->name == std::string("lists_cuda"));
+    REQUIRE(part->choice.composition);
+    CHECK(part->choice.composition->stages.size() >= 2);  // copies, attention to them
+  }
+}
+
 // Its promise is about bits, which depend on the kernel that takes the rows of all sequences.
 TEST_CASE("prefix: fixed_split") {
   Setup s;
