@@ -364,6 +364,28 @@ TEST_CASE("shards: the attention is that of other composed kernels, or of the on
   CHECK(has(attends_by(), "attention: no kernel on sm_90 takes q of f32"));
 }
 
+TEST_CASE("shards: attn_explain names the parts, and theirs") {
+  if (!image_for("accumulate_cuda", "sm_90")) ATTN_SKIP("this build has no CUDA kernels");
+  Setup s({64});
+  s.segments[0].list_size = 16;
+  s.problem.flags = ATTN_ACCUMULATE;
+  s.problem.out_type = ATTN_F32;
+  const attn_problem problem = s.made();
+  auto device = attn::make<attn_device>();
+  device.arch = "sm_90";
+  device.multiprocessors = 132;
+  device.shared_bytes_max = 227 << 10;
+  std::vector<char> text(1 << 20);
+  size_t size;
+  REQUIRE(attn_explain_device(&device, &problem, text.data(), text.size(), &size) == ATTN_OK);
+  INFO(std::string(text.data()).substr(0, 800));
+  CHECK(has(text.data(), R"("kernel":"shards_cuda")"));
+  CHECK(has(text.data(), R"("parts":[{"kernel":"wait_cuda","computes":"arrival of segments"},)"
+                         R"({"kernel":"lists_cuda","computes":"attention","parts":[{"kernel":)"
+                         R"("gather_cuda","computes":"copies of keys"},)"));
+  CHECK(has(text.data(), R"({"kernel":"accumulate_cuda","computes":"merge into out and lse"}])"));
+}
+
 namespace {
 
 std::vector<mock::Launch>* launched;
