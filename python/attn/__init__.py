@@ -60,11 +60,12 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
     kv_begin           i32 [B]: the first key of each sequence that is seen, as after padding on the left; hidden keys still count in
                        positions
     causal_sequences   i32 [B], with causal: 0 where a sequence is not causal; on the host only
-    query_start        i64 [B]: the position of each sequence's first query, instead of Skv - Sq. On the host only, as the next three
+    query_start        i64 [B]: the position of each sequence's first query, instead of Skv - Sq. On the host only, as the next two
     key_start          i64 [B]: the position of each sequence's first key, with query_start; causal, window and alibi_slopes compare
                        positions. Where the keys are interleaved over ranks, that of the first key of rank 0
     key_places         (interleave, ranks, rank): key c is at key_start + (c // interleave * ranks + rank) * interleave + c % interleave
-    ready              u32 [2]: the keys and values are there once ready[0] has got to ready[1]; before, the call is refused
+    ready              u32 [2]: the keys and values are there once ready[0] has got to ready[1]. Before, the host refuses the call;
+                       CUDA waits, behind this call in the stream: docs/distributed.md says what must not wait for it in turn
     cu_seqlens_q       i32 [B + 1]: q is packed [total_q, Hq, D], lse [Hq, total_q]
     max_seqlen_q       with cu_seqlens_q: the length of the longest sequence or more, None = total_q; smaller is faster on GPUs
     cu_seqlens_kv      i32 [B + 1]: k and v are packed [total, Hkv, D]
@@ -87,7 +88,7 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
     out_dtype          None: the type of `out`, if given, else q's, or bf16 for an fp8 q
     out, lse           arrays for the results, which are returned; they must not overlap an input
     accumulate         out (f32) and lse hold the result of earlier calls over other keys, and this call's is merged into it. Rows
-                       of lse that are -inf hold nothing. On the host only
+                       of lse that are -inf hold nothing. On the host and CUDA
     backend            "auto": by q's memory; "reference" (float64) or "cpu" for host memory, "cuda", "hip"
 
     k and v may be lists of segments, older keys first. seqlens_kv, key_start, ready, cu_seqlens_kv, block_table, k_descale,

@@ -1,4 +1,5 @@
 // Texts about the library: attn_info and attn_explain, as JSON.
+#include <algorithm>
 #include <cstring>
 
 #include "api/error.h"
@@ -7,6 +8,7 @@
 #include "core/dtype.h"
 #include "cpu/host_kernel.h"
 #include "plan/automatic.h"
+#include "plan/composition.h"
 #include "problem/rules.h"
 
 using namespace attn;
@@ -186,25 +188,28 @@ attn_status attn_info(char* text, size_t capacity, size_t* size) {
 
 namespace {
 
-JsonList parts_json(const Composed& composed) {
+// What a composed kernel launches, in this order; what it launches again, once.
+JsonList parts_json(const Choice& choice) {
+  std::vector<std::pair<std::string, std::string>> seen;
   JsonList parts;
-  const auto add = [&](const ComposedPart& part, const char* computes) {
-    if (part.problem)
-      parts.push_back(JsonObject{{"kernel", part.choice.kernel->name}, {"computes", computes}});
+  const auto add = [&](const char* kernel, const char* computes, const Choice* of) {
+    const std::pair<std::string, std::string> names{kernel, computes};
+    if (std::find(seen.begin(), seen.end(), names) != seen.end()) return;
+    seen.push_back(names);
+    JsonObject part = {{"kernel", kernel}, {"computes", computes}};
+    if (of && of->composition) part.emplace_back("parts", parts_json(*of));
+    parts.push_back(part);
   };
-  add(composed.shared, "shared segments");
-  add(composed.own, "own segments");
-  add(composed.order, "order of lse");
-  add(composed.merge, "merge");
-  return parts;
-}
-
-JsonList parts_json(const Gathered& gathered) {
-  JsonList parts;
-  if (!gathered.attend.problem) return parts;
-  parts.push_back(JsonObject{{"kernel", gather_image}, {"computes", "copies of keys"}});
-  parts.push_back(JsonObject{{"kernel", gathered.attend.choice.kernel->name},
-                             {"computes", "attention to the copies"}});
+  for (const Stage& stage : choice.composition->stages) {
+    if (const auto* own = std::get_if<RunStep>(&stage)) {
+      add(choice.recipe.steps[own->step].image, own->computes, nullptr);
+      continue;
+    }
+    const auto* forward = std::get_if<RunForward>(&stage);
+    const Part& part =
+        choice.composition->parts[forward ? forward->part : std::get<RunMerge>(stage).part];
+    add(part.choice.kernel->name, part.computes, &part.choice);
+  }
   return parts;
 }
 
@@ -224,8 +229,7 @@ Status explain(const Machine& machine, Status (*make)(const In*, P*), const In* 
                        {"backend", attn_backend_string(machine.backend)}};
   if (choice.kernel) {
     answer.emplace_back("workspace", choice.recipe.workspace);
-    if (choice.composed) answer.emplace_back("parts", parts_json(*choice.composed));
-    if (choice.gathered) answer.emplace_back("parts", parts_json(*choice.gathered));
+    if (choice.composition) answer.emplace_back("parts", parts_json(choice));
   } else {
     answer.emplace_back("reason", status.text);
   }

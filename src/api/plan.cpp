@@ -56,10 +56,10 @@ void attn_plan_destroy(attn_plan* plan) {
 }
 
 const char* attn_plan_kernel(const attn_plan* plan) {
-  return plan ? plan->plan->kernel->name : "";
+  return plan ? plan->plan->choice.kernel->name : "";
 }
 size_t attn_plan_workspace(const attn_plan* plan) {
-  return plan ? plan->plan->workspace : 0;
+  return plan ? plan->plan->choice.recipe.workspace : 0;
 }
 
 attn_status attn_workspace_init(const attn_plan* plan, void* workspace, size_t bytes,

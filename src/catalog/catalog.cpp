@@ -18,16 +18,27 @@ struct Table {
 const Table& table() {
   static const Table joined = [] {
     Table t;
-    for (const std::span<const Kernel> rows : {prefix_rows(),         lists_rows(),
-                                               host_forward_rows(),   sm90_dequantised_rows(),
-                                               decode_forward_rows(), mla_forward_rows(),
-                                               sm90_mixed_rows(),     sm90_forward_rows(),
-                                               sm90_fp8_rows(),       sm80_forward_rows(),
-                                               gfx942_decode_rows(),  gfx942_forward_rows(),
-                                               host_backward_rows(),  sm90_backward_rows(),
-                                               sm80_backward_rows(),  merge_rows(),
-                                               quantize_rows(),       gfx942_convert_rows(),
-                                               kv_append_rows(),      block_mask_rows()})
+    for (const std::span<const Kernel> rows : {shards_rows(),
+                                               prefix_rows(),
+                                               lists_rows(),
+                                               host_forward_rows(),
+                                               sm90_dequantised_rows(),
+                                               decode_forward_rows(),
+                                               mla_forward_rows(),
+                                               sm90_mixed_rows(),
+                                               sm90_forward_rows(),
+                                               sm90_fp8_rows(),
+                                               sm80_forward_rows(),
+                                               gfx942_decode_rows(),
+                                               gfx942_forward_rows(),
+                                               host_backward_rows(),
+                                               sm90_backward_rows(),
+                                               sm80_backward_rows(),
+                                               merge_rows(),
+                                               quantize_rows(),
+                                               gfx942_convert_rows(),
+                                               kv_append_rows(),
+                                               block_mask_rows()})
       t.rows.insert(t.rows.end(), rows.begin(), rows.end());
     t.launches = std::make_unique<std::atomic<uint64_t>[]>(t.rows.size());
     return t;
@@ -45,7 +56,7 @@ std::span<const Kernel> all_kernels() {
   return table().rows;
 }
 std::span<const Kernel> catalog() {
-  return all_kernels().subspan(prefix_rows().size() + lists_rows().size());
+  return all_kernels().subspan(shards_rows().size() + prefix_rows().size() + lists_rows().size());
 }
 
 // Names of 0.1 that 0.2 accepts.

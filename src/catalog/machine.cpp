@@ -32,7 +32,7 @@ std::string no_code(Op op, attn_backend backend, const std::string& arch) {
 }
 
 std::string absent(const Kernel& kernel, const Machine& machine) {
-  if (kernel.composed) return "";
+  if (kernel.composed != Composed::no) return "";
   if (!machine.host_memory())
     return machine.file ? machine.file->without(image_of(kernel))
                         : without_code(image_of(kernel), machine);
@@ -42,7 +42,7 @@ std::string absent(const Kernel& kernel, const Machine& machine) {
 }
 
 bool present(const Kernel& kernel, const Machine& machine) {
-  if (kernel.composed || machine.host_memory() || machine.file)
+  if (kernel.composed != Composed::no || machine.host_memory() || machine.file)
     return absent(kernel, machine).empty();
   return image_for(image_of(kernel), machine.device->arch) != nullptr;
 }

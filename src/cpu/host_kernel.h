@@ -6,9 +6,10 @@
 
 namespace attn {
 
-class Interrupt;       // core/interrupt.h
-class ThreadPool;      // cpu/pool.h
-struct KvRollProblem;  // problem/operations.h
+class Interrupt;      // core/interrupt.h
+class ThreadPool;     // cpu/pool.h
+struct MergeProblem;  // problem/operations.h
+struct KvRollProblem;
 struct KvRollArgs;
 struct BackwardProblem;  // problem/backward.h
 struct BackwardArgs;
@@ -24,7 +25,7 @@ struct HostKernel {
                   Interrupt& interrupt) = nullptr;
   void (*backward)(const BackwardProblem& problem, const BackwardArgs& args, void* workspace,
                    ThreadPool& pool, Interrupt& interrupt) = nullptr;
-  void (*merge)(const attn_merge_problem& problem, const attn_merge_args& args, ThreadPool& pool,
+  void (*merge)(const MergeProblem& problem, const attn_merge_args& args, ThreadPool& pool,
                 Interrupt& interrupt) = nullptr;
   void (*quantize)(const attn_quantize_problem& problem, const attn_quantize_args& args,
                    ThreadPool& pool, Interrupt& interrupt) = nullptr;

@@ -7,6 +7,7 @@
 #include "core/interrupt.h"
 #include "cpu/kernels.h"
 #include "cpu/pool.h"
+#include "problem/operations.h"
 
 namespace attn {
 namespace {
@@ -14,21 +15,23 @@ namespace {
 // One query row: m = max lse; w = exp(lse_s - m); out = sum(w out_s) / sum(w); lse = m + log(sum
 // w).
 template <class Real>
-void merge_row(const attn_merge_problem& p, const attn_merge_args& args, int64_t b, int64_t h,
-               int64_t i, Interrupt& interrupt, int thread) {
+void merge_row(const MergeProblem& p, const attn_merge_args& args, int64_t b, int64_t h, int64_t i,
+               Interrupt& interrupt, int thread) {
   constexpr Real infinity = std::numeric_limits<Real>::infinity();
   const int64_t lse_at = (b * p.heads_q + h) * p.seqlen_q + i;
+  const int64_t by_head = (h * p.batch + b) * p.seqlen_q + i;
+  const auto lse_of = [&](int32_t s) { return args.lses[s][s < p.by_head ? by_head : lse_at]; };
   const int64_t part_at = b * p.part_stride.batch + i * p.part_stride.seq + h * p.part_stride.head;
   const int64_t out_at = b * p.out_stride.batch + i * p.out_stride.seq + h * p.out_stride.head;
 
   Real max = -infinity;
   for (int32_t s = 0; s < p.num_parts; ++s) {
-    const Real lse = args.lses[s][lse_at];
+    const Real lse = lse_of(s);
     if (lse > max || std::isnan(lse)) max = lse;
   }
   Real weights = 0;
   for (int32_t s = 0; s < p.num_parts; ++s) {
-    const Real lse = args.lses[s][lse_at];
+    const Real lse = lse_of(s);
     if (lse != -infinity) weights += std::exp(lse - max);
   }
   // The row goes through a small buffer, so that sums are not rounded to out_type on the way.
@@ -39,7 +42,7 @@ void merge_row(const attn_merge_problem& p, const attn_merge_args& args, int64_t
     if (interrupt.stop(thread, n * p.num_parts)) return;
     std::fill_n(sum, n, Real(0));
     for (int32_t s = 0; s < p.num_parts; ++s) {
-      const Real lse = args.lses[s][lse_at];
+      const Real lse = lse_of(s);
       if (lse == -infinity) continue;
       const Real weight = std::exp(lse - max);
       decode_row(p.part_type, args.outs[s], part_at + d, n, part);
@@ -54,7 +57,7 @@ void merge_row(const attn_merge_problem& p, const attn_merge_args& args, int64_t
 }
 
 template <class Real>
-void merge(const attn_merge_problem& p, const attn_merge_args& args, ThreadPool& pool,
+void merge(const MergeProblem& p, const attn_merge_args& args, ThreadPool& pool,
            Interrupt& interrupt) {
   const int64_t rows = p.batch * p.heads_q * p.seqlen_q;
   const double nanoseconds = double(rows) * p.num_parts * (20.0 + double(p.head_dim_v));

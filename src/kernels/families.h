@@ -25,5 +25,6 @@ std::span<const Kernel> gfx942_convert_rows();    // gfx942_convert.cpp: convert
 std::span<const Kernel> block_mask_rows();        // block_mask.cpp: mask_cuda
 std::span<const Kernel> prefix_rows();            // prefix.cpp: prefix_*
 std::span<const Kernel> lists_rows();             // gather.cpp: lists_cuda
+std::span<const Kernel> shards_rows();            // shards.cpp: shards_cuda
 
 }  // namespace attn

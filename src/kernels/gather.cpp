@@ -31,15 +31,13 @@ constinit const Kernel rows[] = {
                 .head_dim_v = {.multiple = attn_gather_elements},
                 .floats_as_q = true},
      .first_images = {gather_image, gather_lse_image},
-     .composed = true,
-     .gathers = true},
+     .composed = Composed::lists},
 };
 
 // The most keys of a segment that a query visits.
 int64_t visited(const Problem& p, const attn_segment& s) {
   if (s.list_size > 0) return s.list_size * s.list_block;
-  int64_t right = p.causal() ? 0 : INT64_MAX;
-  if (p.has(ATTN_WINDOW) && p.window_right >= 0) right = std::min(right, p.window_right);
+  const int64_t right = p.keys_right();
   if (s.no_positions || !p.by_query || !p.has(ATTN_WINDOW) || p.window_left < 0 ||
       right == INT64_MAX)
     return s.seqlen;

@@ -110,6 +110,9 @@ using MakeRecipe = Status (*)(const AnyProblem& problem, const DeviceInfo& devic
 
 struct HostKernel;  // cpu/host_kernel.h
 
+// How a kernel consists of others; src/plan/ has a file for each way.
+enum class Composed : uint8_t { no, prefix, lists, shards };
+
 // One row. Rows of one operation and backend are in order of preference.
 struct Kernel {
   const char* name;  // symbol, file name, name in logs and tests
@@ -122,8 +125,7 @@ struct Kernel {
   // Of steps other than that with the kernel's own image, one or the other.
   const char* first_images[2] = {};
   const char* image = nullptr;  // the kernel's own; nullptr: of its name
-  bool composed = false;        // of other kernels, plan/compose.h: no code of its own
-  bool gathers = false;         // the same of a copy and another kernel, plan/gather.h
+  Composed composed = Composed::no;
 };
 constexpr const char* image_of(const Kernel& kernel) {
   return kernel.image ? kernel.image : kernel.name;

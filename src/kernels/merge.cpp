@@ -84,8 +84,9 @@ Status recipe_gfx9(const MergeProblem& p, const DeviceInfo&, Recipe* recipe) {
 constexpr Limits device_limits = {.in_types = float_types, .out_types = float_types};
 constexpr Limits cuda_limits = {
     .in_types = float_types, .out_types = float_types, .features = feature_lse_by_head};
-constexpr Limits host_limits = {
-    .in_types = float_types, .out_types = float_types, .features = feature_negative_strides};
+constexpr Limits host_limits = {.in_types = float_types,
+                                .out_types = float_types,
+                                .features = feature_negative_strides | feature_lse_by_head};
 
 constinit const Kernel all_rows[] = {
     {.name = "merge_reference",

@@ -1,5 +1,5 @@
 // The kernels prefix_*: attention over segments that the batch shares, composed of other kernels
-// (plan/compose.h). What they take here is what the composition allows; their parts decide the
+// (plan/prefix.h). What they take here is what the composition allows; their parts decide the
 // rest.
 #include "kernels/families.h"
 #include "kernels/limits.h"
@@ -23,7 +23,7 @@ constexpr Kernel row(const char* name, attn_backend backend) {
                                    feature_fixed_split | feature_any_block_size | feature_kv_begin |
                                    feature_slots | feature_causal_sequences | feature_lists |
                                    feature_no_positions | feature_key_positions | feature_ready)},
-          .composed = true};
+          .composed = Composed::prefix};
 }
 
 constinit const Kernel rows[] = {

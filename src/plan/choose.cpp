@@ -2,7 +2,9 @@
 
 #include "cpu/host_kernel.h"
 #include "plan/gather.h"
+#include "plan/prefix.h"
 #include "plan/refusal.h"
+#include "plan/shards.h"
 
 namespace attn {
 namespace {
@@ -36,9 +38,21 @@ Status check_steps(const Recipe& recipe, const Machine& machine) {
   return {};
 }
 
-// Whether a composed kernel is of any use for a problem that does not demand it.
-bool concerns(const Kernel& kernel, const AnyProblem& problem) {
-  return kernel.gathers ? gathers(problem) : shares_segments(problem);
+// How a kernel is composed, and whether it is of any use for a problem that does not demand it.
+struct Way {
+  bool (*concerns)(const AnyProblem& problem);
+  Status (*compose)(const Problem& problem, const Machine& machine, const ChoosePart& choose,
+                    Choice* choice);
+};
+Way way_of(const Kernel& kernel) {
+  switch (kernel.composed) {
+    case Composed::lists:
+      return {gathers, compose_lists};
+    case Composed::shards:
+      return {has_shards, compose_shards};
+    default:
+      return {shares_segments, compose_prefix};
+  }
 }
 
 Status look(const AnyProblem& problem, const Machine& machine, Choice* choice,
@@ -49,15 +63,14 @@ Status make_choice(const Kernel& kernel, const AnyProblem& problem, const Machin
                    bool read, Choice* choice) {
   choice->kernel = &kernel;
   if (problem.no_batch) return {};
-  if (kernel.composed) {
+  if (kernel.composed != Composed::no) {
     const auto choose_part = [&](const AnyProblem& part, Choice* of) {
       if (read) return choose(part, machine, of);
       ATTN_TRY(look(part, machine, of, nullptr, nullptr));
       return of->kernel ? Status{} : unsupported("no kernel");
     };
     const auto& p = static_cast<const Problem&>(problem);
-    if (!kernel.gathers) return compose(p, machine, choose_part, choice);
-    ATTN_TRY(gather(p, choose_part, choice));
+    ATTN_TRY(way_of(kernel).compose(p, machine, choose_part, choice));
     return check_steps(choice->recipe, machine);
   }
   Recipe* const recipe = &choice->recipe;
@@ -83,12 +96,15 @@ Status look(const AnyProblem& problem, const Machine& machine, Choice* choice,
   std::vector<size_t> lacks_name;
   for (const Kernel& kernel : all_kernels()) {
     if (kernel.op != problem.op || kernel.backend != machine.row_backend()) continue;
-    if (kernel.composed && demanded != &kernel && !concerns(kernel, problem)) continue;
-    // Reasons are not composed if nobody reads them.
+    const bool composed = kernel.composed != Composed::no;
+    if (composed && demanded != &kernel && !way_of(kernel).concerns(problem)) continue;
+    // Reasons are not put together if nobody reads them.
     if (!declined && !refused && !(takes(kernel, problem.needs) && present(kernel, machine)))
       continue;
+    // Other kernels than those that shards are made of do not take them. They may be named.
+    const bool made_of_others = kernel.composed == Composed::shards && has_shards(problem);
     std::string reason;
-    if (demanded && demanded != &kernel) {
+    if (demanded && demanded != &kernel && !made_of_others) {
       reason = join("the problem demands ", demanded->name);
     } else {
       Choice made;
@@ -112,7 +128,7 @@ Status look(const AnyProblem& problem, const Machine& machine, Choice* choice,
         continue;
       }
       // What its parts lack, other kernels lack as well.
-      if (refused && (demanded || !kernel.composed))
+      if (refused && (demanded || !composed || made_of_others))
         (present ? refused->present : refused->absent).push_back({&kernel, reason});
     }
     if (declined) declined->push_back({&kernel, reason});

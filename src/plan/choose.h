@@ -15,15 +15,12 @@ struct Declined {
   std::string reason;
 };
 
-struct Composed;  // compose.h
-struct Gathered;  // gather.h
+struct Composition;  // composition.h
 
 struct Choice {
   const Kernel* kernel = nullptr;
-  Recipe recipe;  // of host and composed kernels, which launch nothing themselves, the workspace
-  // What a composed kernel consists of, one or the other.
-  std::shared_ptr<Composed> composed = nullptr;
-  std::shared_ptr<Gathered> gathered = nullptr;
+  Recipe recipe;  // of host kernels, which launch nothing, the workspace
+  std::shared_ptr<Composition> composition = nullptr;  // of a composed kernel
 };
 
 // Chooses the first row of the catalog that takes the problem and has no later one that serves it

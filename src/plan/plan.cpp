@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "plan/composition.h"
+
 namespace attn {
 namespace {
 
@@ -13,6 +15,13 @@ Status load(Context& context, Step* step) {
     ATTN_TRY(context.driver->encode(step->maps[i], encoded));
     std::copy_n(encoded, tensor_map_bytes, step->arguments.bytes.begin() + i * tensor_map_bytes);
   }
+  return {};
+}
+
+Status load(Context& context, Choice* choice) {
+  for (Step& step : choice->recipe.steps) ATTN_TRY(load(context, &step));
+  if (choice->composition)
+    for (Part& part : choice->composition->parts) ATTN_TRY(load(context, &part.choice));
   return {};
 }
 
@@ -28,23 +37,11 @@ Status plan_of(const std::shared_ptr<Context>& context, Status (*make)(const In*
 
 Status make_plan(const std::shared_ptr<Context>& context, std::unique_ptr<const AnyProblem> problem,
                  std::unique_ptr<Plan>* out) {
-  Choice choice;
-  ATTN_TRY(choose(*problem, context->machine(), &choice));
   auto plan = std::make_unique<Plan>();
+  ATTN_TRY(choose(*problem, context->machine(), &plan->choice));
+  ATTN_TRY(load(*context, &plan->choice));
   plan->context = context;
   plan->problem = std::move(problem);
-  plan->kernel = choice.kernel;
-  plan->workspace = choice.recipe.workspace;
-  plan->steps = std::move(choice.recipe.steps);
-  for (Step& step : plan->steps) ATTN_TRY(load(*context, &step));
-  if (Composed* const c = choice.composed.get())
-    for (ComposedPart* part : {&c->shared, &c->own, &c->order, &c->merge})
-      for (Step& step : part->choice.recipe.steps) ATTN_TRY(load(*context, &step));
-  if (Gathered* const g = choice.gathered.get())
-    for (ComposedPart* part : {&g->attend, &g->attend_last})
-      for (Step& step : part->choice.recipe.steps) ATTN_TRY(load(*context, &step));
-  plan->composed = std::move(choice.composed);
-  plan->gathered = std::move(choice.gathered);
   *out = std::move(plan);
   return {};
 }

@@ -4,8 +4,7 @@
 #include <vector>
 
 #include "masks/device_mask.h"
-#include "plan/compose.h"
-#include "plan/gather.h"
+#include "plan/choose.h"
 #include "problem/backward.h"
 #include "problem/operations.h"
 #include "runtime/context.h"
@@ -15,11 +14,7 @@ namespace attn {
 struct Plan {
   std::shared_ptr<Context> context;
   std::unique_ptr<const AnyProblem> problem;
-  const Kernel* kernel = nullptr;
-  size_t workspace = 0;
-  std::vector<Step> steps;  // their code loaded, the maps in their parameters encoded
-  std::shared_ptr<const Composed> composed;  // of a composed kernel, whose parts have the steps
-  std::shared_ptr<const Gathered> gathered;  // of lists_cuda: steps are those between its parts
+  Choice choice;  // the code of its steps loaded, the maps in their parameters encoded
 };
 
 // Chooses a kernel and loads its code.

@@ -3,17 +3,18 @@
 #include <algorithm>
 
 #include "cpu/host_kernel.h"
-#include "kernels/preference.h"
+#include "plan/composition.h"
 #include "plan/plan.h"
 
 namespace attn {
 namespace {
 
 Status check_workspace(const Plan& plan, const void* workspace, size_t bytes) {
-  if (plan.workspace == 0) return {};
-  if (bytes < plan.workspace)
-    return {ATTN_WORKSPACE_TOO_SMALL, join("workspace has ", bytes, " bytes; accepted: ",
-                                           plan.workspace, " or more (", plan.kernel->name, ")")};
+  const size_t needed = plan.choice.recipe.workspace;
+  if (needed == 0) return {};
+  if (bytes < needed)
+    return {ATTN_WORKSPACE_TOO_SMALL, join("workspace has ", bytes, " bytes; accepted: ", needed,
+                                           " or more (", plan.choice.kernel->name, ")")};
   if (!workspace || reinterpret_cast<uintptr_t>(workspace) % 256 != 0)
     return invalid("workspace is at ", workspace, "; accepted: 256-byte aligned addresses");
   return {};
@@ -34,7 +35,7 @@ const P& problem_of(const Plan& plan) {
   return static_cast<const P&>(*plan.problem);
 }
 
-Status launch(const Plan& plan, const AnyProblem& problem, const Step& step, const void* args,
+Status launch(const Context& context, const AnyProblem& problem, const Step& step, const void* args,
               void* workspace, void* stream) {
   if (is_empty(step.launch)) return {};
   Parameters parameters;
@@ -44,131 +45,107 @@ Status launch(const Plan& plan, const AnyProblem& problem, const Step& step, con
   launch.kernarg = parameters.kernarg;
   launch.kernarg_bytes = step.arguments.bytes.size();
   launch.map_base = {parameters.map_base, step.maps.size()};
-  return plan.context->driver->launch(launch, stream);
+  return context.driver->launch(launch, stream);
 }
 
 // Runs a host kernel, or the steps of a device kernel.
 template <class Host>
-Status execute(const Plan& plan, const AnyProblem& problem, const Kernel& kernel,
-               const std::vector<Step>& steps, const void* args, void* workspace, void* stream,
-               Host&& host) {
-  if (kernel.host) {
-    Interrupt interrupt = plan.context->interrupt();
-    host(*kernel.host, *plan.context->pool, interrupt);
+Status execute(const Context& context, const AnyProblem& problem, const Choice& choice,
+               const void* args, void* workspace, void* stream, Host&& host) {
+  if (choice.kernel->host) {
+    Interrupt interrupt = context.interrupt();
+    host(*choice.kernel->host, *context.pool, interrupt);
     ATTN_TRY(interrupt.status());
   }
-  for (const Step& step : steps) ATTN_TRY(launch(plan, problem, step, args, workspace, stream));
-  count_launch(kernel);
+  for (const Step& step : choice.recipe.steps)
+    ATTN_TRY(launch(context, problem, step, args, workspace, stream));
+  count_launch(*choice.kernel);
   return {};
 }
 template <class Host>
 Status execute(const Plan& plan, const void* args, void* workspace, void* stream, Host&& host) {
-  return execute(plan, *plan.problem, *plan.kernel, plan.steps, args, workspace, stream, host);
+  return execute(*plan.context, *plan.problem, plan.choice, args, workspace, stream, host);
 }
 
-Status run_part(const Plan& plan, const ComposedPart& part, const Args& args, void* workspace,
-                void* stream) {
-  const auto& problem = static_cast<const Problem&>(*part.problem);
-  void* const own = static_cast<char*>(workspace) + part.workspace_at;
-  return execute(plan, problem, *part.choice.kernel, part.choice.recipe.steps, &args, own, stream,
+Status execute_merge(const Context& context, const MergeProblem& problem, const Choice& choice,
+                     const attn_merge_args& args, void* stream) {
+  return execute(context, problem, choice, &args, nullptr, stream,
                  [&](const HostKernel& kernel, ThreadPool& pool, Interrupt& interrupt) {
-                   kernel.forward(problem, args, own, pool, interrupt);
-                 });
-}
-Status run_part(const Plan& plan, const ComposedPart& part, const attn_merge_args& args,
-                void* stream) {
-  const auto& problem = static_cast<const MergeProblem&>(*part.problem);
-  return execute(plan, problem, *part.choice.kernel, part.choice.recipe.steps, &args, nullptr,
-                 stream, [&](const HostKernel& kernel, ThreadPool& pool, Interrupt& interrupt) {
                    kernel.merge(problem, args, pool, interrupt);
                  });
 }
 
-Status run_composed(const Plan& plan, const Args& args, void* workspace, void* stream) {
-  const Composed& c = *plan.composed;
-  const auto at = [&](size_t offset) {
-    return reinterpret_cast<float*>(static_cast<char*>(workspace) + offset);
-  };
-  Args part = args;
-  part.num_segments = c.num_shared;
-  part.sinks = nullptr;  // they are in `own`
-  part.out = at(c.shared_out);
-  part.lse = at(c.shared_lse);
-  ATTN_TRY(run_part(plan, c.shared, part, workspace, stream));
-  part.num_segments = args.num_segments - c.num_shared;
-  part.segment = args.segment.from(c.num_shared);
-  part.sinks = args.sinks;
-  part.out = at(c.own_out);
-  part.lse = at(c.own_lse);
-  ATTN_TRY(run_part(plan, c.own, part, workspace, stream));
+Status execute_forward(const Context& context, const Problem& problem, const Choice& choice,
+                       const Args& args, void* workspace, void* stream);
 
-  // The parts of `shared`, then `own`.
-  const auto& merge = static_cast<const MergeProblem&>(*c.merge.problem);
-  const int32_t parts = merge.num_parts - 1;
-  const void* outs[most_prefix_parts + 1];
-  const float* lses[most_prefix_parts + 1];
-  for (int32_t i = 0; i < parts; ++i) {
-    outs[i] = at(c.shared_out) + size_t(i) * c.rows * size_t(merge.head_dim_v);
-    lses[i] = at(c.ordered_lse) + size_t(i) * c.rows;
-  }
-  outs[parts] = at(c.own_out);
-  lses[parts] = at(c.own_lse);
-  if (c.order.problem) {
-    const void* const values[] = {at(c.shared_lse)};
-    const float* const weights[] = {at(c.zeros)};
-    if (plan.context->host_memory()) std::fill_n(at(c.zeros), c.rows, 0.0f);
-    ATTN_TRY(run_part(plan, c.order,
-                      {sizeof(attn_merge_args), 1, values, weights, at(c.ordered_lse), nullptr},
-                      stream));
-  }
-  return run_part(plan, c.merge,
-                  {sizeof(attn_merge_args), merge.num_parts, outs, lses, args.out, args.lse},
-                  stream);
-}
+// A run of a composed kernel.
+struct ComposedRun {
+  const Context& context;
+  const Problem& problem;
+  const Choice& choice;
+  const Args& args;
+  void* workspace;
+  void* stream;
 
-Status run_gathered(const Plan& plan, const Args& args, void* workspace, void* stream) {
-  const Gathered& g = *plan.gathered;
-  const auto& p = problem_of<Problem>(plan);
-  const auto at = [&](size_t offset) { return static_cast<char*>(workspace) + offset; };
-  const auto run_step = [&](const Step& step) {
-    return launch(plan, p, step, &args, workspace, stream);
-  };
-  const bool packed_sequences = g.shape.by_sequence && p.q_layout == ATTN_PACKED;
-  attn_segment_args copies{};
-  copies.struct_size = sizeof copies;
-  copies.k = at(g.place.k);
-  if (g.passes.empty()) return {};
-  const auto& attend = static_cast<const Problem&>(*g.attend.problem);
-  copies.seqlens = reinterpret_cast<const int32_t*>(at(g.place.lengths));
-  for (size_t i = 0; i < g.passes.size(); ++i) {
-    const int64_t first = g.passes[i].first, count = g.passes[i].count, head = g.passes[i].head;
-    ATTN_TRY(run_step(plan.steps[i]));
-    const int64_t first_head = head * p.group();
-    const ComposedPart& with = count == attend.batch ? g.attend : g.attend_last;
-    const bool v_in_k = static_cast<const Problem&>(*with.problem).segment[0].v_in_k;
-    copies.v = v_in_k ? nullptr : at(g.place.v);
-    Args part = args;
-    part.num_segments = 1;
-    part.segment = &copies;
-    const auto moved = [&](auto* data, attn_dtype type, int64_t row, const attn_strides& stride) {
-      using Bytes = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(data)>>,
-                                       const char, char>;
-      return static_cast<Bytes*>(data) + (packed_sequences ? 0 : first * row) +
-             dtype_bytes(type, first_head * stride.head);
-    };
-    part.q = moved(args.q, p.q_type, g.q_row, p.q_stride);
-    part.out = moved(args.out, p.out_type, g.out_row, p.out_stride);
-    part.cu_seqlens_q = packed_sequences ? args.cu_seqlens_q + first : nullptr;
-    if (args.sinks) part.sinks = args.sinks + first_head;
-    if (args.lse && g.orders_lse)
-      part.lse =
-          reinterpret_cast<float*>(at(g.lse)) + (head * g.shape.items + first) * attend.heads_q;
-    else if (args.lse && !packed_sequences)
-      part.lse = args.lse + first * attend.heads_q * attend.seqlen_q;
-    ATTN_TRY(run_part(plan, with, part, workspace, stream));
+  template <class T>
+  T* at(const Place& place, T* caller) const {
+    using Bytes = std::conditional_t<std::is_const_v<T>, const char, char>;
+    if (place.from == Place::workspace)
+      return reinterpret_cast<T*>(static_cast<char*>(workspace) + place.bytes);
+    if (place.from == Place::nowhere || !caller) return nullptr;
+    return reinterpret_cast<T*>(reinterpret_cast<Bytes*>(caller) + place.bytes);
   }
-  if (args.lse && g.orders_lse) ATTN_TRY(run_step(plan.steps.back()));
-  count_launch(*plan.kernel);
+  const Part& part(size_t n) const { return choice.composition->parts[n]; }
+
+  Status operator()(const RunStep& s) const {
+    if (s.for_lse && !args.lse) return {};
+    return launch(context, problem, choice.recipe.steps[s.step], &args, workspace, stream);
+  }
+  Status operator()(const RunForward& s) const {
+    const auto& of = static_cast<const Problem&>(*part(s.part).problem);
+    Args mine = args;
+    mine.num_segments = of.num_segments;
+    mine.segment = args.segment.from(s.first_segment);
+    attn_segment_args copies{};
+    if (s.copies) {
+      copies.struct_size = sizeof copies;
+      copies.k = at(s.copies->k, copies.k);
+      copies.v = at(s.copies->v, copies.v);
+      copies.seqlens = at(s.copies->seqlens, copies.seqlens);
+      mine.segment = &copies;
+    }
+    mine.q = at(s.q, args.q);
+    mine.out = at(s.out, args.out);
+    mine.lse = at(s.lse, args.lse);
+    mine.cu_seqlens_q = at(s.cu_seqlens_q, args.cu_seqlens_q);
+    mine.sinks = at(s.sinks, args.sinks);
+    return execute_forward(context, of, part(s.part).choice, mine,
+                           static_cast<char*>(workspace) + part(s.part).workspace_at, stream);
+  }
+  Status operator()(const RunMerge& s) const {
+    const void* outs[most_merged];
+    const float* lses[most_merged];
+    for (size_t i = 0; i < s.outs.size(); ++i) {
+      outs[i] = at<const void>(s.outs[i], nullptr);
+      lses[i] = at<const float>(s.lses[i], nullptr);
+    }
+    const attn_merge_args merged = {sizeof(attn_merge_args), int32_t(s.outs.size()), outs, lses,
+                                    at(s.out, args.out),     at(s.lse, args.lse)};
+    return execute_merge(context, static_cast<const MergeProblem&>(*part(s.part).problem),
+                         part(s.part).choice, merged, stream);
+  }
+};
+
+Status execute_forward(const Context& context, const Problem& problem, const Choice& choice,
+                       const Args& args, void* workspace, void* stream) {
+  if (!choice.composition)
+    return execute(context, problem, choice, &args, workspace, stream,
+                   [&](const HostKernel& kernel, ThreadPool& pool, Interrupt& interrupt) {
+                     kernel.forward(problem, args, workspace, pool, interrupt);
+                   });
+  const ComposedRun run{context, problem, choice, args, workspace, stream};
+  for (const Stage& stage : choice.composition->stages) ATTN_TRY(std::visit(run, stage));
+  count_launch(*choice.kernel);
   return {};
 }
 
@@ -177,8 +154,8 @@ Status run_gathered(const Plan& plan, const Args& args, void* workspace, void* s
 Status init_workspace(const Plan& plan, void* workspace, size_t bytes, void* stream) {
   ATTN_TRY(check_run(plan, plan.problem->op, stream));
   ATTN_TRY(check_workspace(plan, workspace, bytes));
-  if (plan.context->host_memory() || plan.workspace == 0) return {};
-  return plan.context->driver->fill(workspace, 0, plan.workspace, stream);
+  if (plan.context->host_memory() || plan.choice.recipe.workspace == 0) return {};
+  return plan.context->driver->fill(workspace, 0, plan.choice.recipe.workspace, stream);
 }
 
 Status run_forward(const Plan& plan, const attn_args* in, void* workspace, size_t bytes,
@@ -187,13 +164,9 @@ Status run_forward(const Plan& plan, const attn_args* in, void* workspace, size_
   const auto& problem = problem_of<Problem>(plan);
   Args args;
   ATTN_TRY(check_workspace(plan, workspace, bytes));
-  ATTN_TRY(check_args(problem, in, workspace, plan.workspace, plan.context->host_memory(), &args));
-  if (plan.gathered) return run_gathered(plan, args, workspace, stream);
-  if (plan.composed) ATTN_TRY(run_composed(plan, args, workspace, stream));
-  return execute(plan, &args, workspace, stream,
-                 [&](const HostKernel& kernel, ThreadPool& pool, Interrupt& interrupt) {
-                   kernel.forward(problem, args, workspace, pool, interrupt);
-                 });
+  ATTN_TRY(check_args(problem, in, workspace, plan.choice.recipe.workspace,
+                      plan.context->host_memory(), &args));
+  return execute_forward(*plan.context, problem, plan.choice, args, workspace, stream);
 }
 
 Status run_backward(const Plan& plan, const attn_backward_args* in, void* workspace, size_t bytes,
@@ -202,8 +175,8 @@ Status run_backward(const Plan& plan, const attn_backward_args* in, void* worksp
   const auto& problem = problem_of<BackwardProblem>(plan);
   BackwardArgs args;
   ATTN_TRY(check_workspace(plan, workspace, bytes));
-  ATTN_TRY(check_backward_args(problem, in, workspace, plan.workspace, plan.context->host_memory(),
-                               &args));
+  ATTN_TRY(check_backward_args(problem, in, workspace, plan.choice.recipe.workspace,
+                               plan.context->host_memory(), &args));
   return execute(plan, &args, workspace, stream,
                  [&](const HostKernel& kernel, ThreadPool& pool, Interrupt& interrupt) {
                    if (!problem.no_batch)
@@ -216,10 +189,7 @@ Status run_merge(const Plan& plan, const attn_merge_args* in, void* stream) {
   const auto& problem = problem_of<MergeProblem>(plan);
   attn_merge_args args;
   ATTN_TRY(check_merge_args(problem, in, plan.context->host_memory(), &args));
-  return execute(plan, &args, nullptr, stream,
-                 [&](const HostKernel& kernel, ThreadPool& pool, Interrupt& interrupt) {
-                   kernel.merge(problem, args, pool, interrupt);
-                 });
+  return execute_merge(*plan.context, problem, plan.choice, args, stream);
 }
 
 Status run_quantize(const Plan& plan, const attn_quantize_args* in, void* stream) {
@@ -256,7 +226,7 @@ Status run_kv_roll(const Plan& plan, const attn_kv_roll_args* in, void* stream) 
 }
 
 Status run_block_mask(const Plan& plan, const MaskArgs& args, void* stream) {
-  ATTN_TRY(init_workspace(plan, args.memory, plan.workspace, stream));
+  ATTN_TRY(init_workspace(plan, args.memory, plan.choice.recipe.workspace, stream));
   return execute(plan, &args, args.memory, stream,
                  [](const HostKernel&, ThreadPool&, Interrupt&) {});
 }

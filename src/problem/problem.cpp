@@ -675,6 +675,12 @@ Status WrittenPages::check() {
   return {};
 }
 
+int64_t Problem::keys_right() const {
+  int64_t right = has(ATTN_CAUSAL) ? 0 : INT64_MAX;
+  if (has(ATTN_WINDOW) && window_right >= 0) right = std::min(right, window_right);
+  return right;
+}
+
 Status make_problem(const attn_problem* in, Problem* p) {
   ATTN_TRY(copy_versioned("problem", in, static_cast<attn_problem*>(p)));
 

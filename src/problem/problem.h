@@ -47,6 +47,9 @@ struct Problem : AnyProblem, attn_problem {
   bool causal() const { return has(ATTN_CAUSAL | ATTN_CAUSAL_TOP_LEFT); }
   // Segments say where their keys are.
   bool key_positions() const { return segment[0].has_key_start != 0; }
+  // How many keys after its own position, i + Skv - Sq, a query may see; INT64_MAX: any number.
+  // ATTN_CAUSAL_TOP_LEFT does not count, whose bound depends on the lengths.
+  int64_t keys_right() const;
   int64_t group() const { return heads_q / heads_kv; }
   KvShape kv_shape() const { return {batch, heads_kv, head_dim, head_dim_v, true}; }
   // Blocks of the block mask's grid.

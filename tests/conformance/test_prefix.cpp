@@ -14,12 +14,16 @@
 namespace attn::test {
 namespace {
 
+bool composed(const Kernel& kernel) {
+  return kernel.composed == Composed::prefix;
+}
+
 // The catalog's and the composed ones.
 std::vector<const Kernel*> kernels_with_composed() {
   std::vector<const Kernel*> kernels = kernels_here(Op::forward, false);
   for (const Kernel& kernel : all_kernels())
-    if (kernel.composed && !kernel.gathers &&
-        (!stand_in() || kernel.backend == ATTN_BACKEND_CUDA) && backend_of(kernel.backend).context)
+    if (composed(kernel) && (!stand_in() || kernel.backend == ATTN_BACKEND_CUDA) &&
+        backend_of(kernel.backend).context)
       kernels.push_back(&kernel);
   return kernels;
 }
@@ -27,7 +31,7 @@ std::vector<const Kernel*> kernels_with_composed() {
 // Without those that are slow and have random problems.
 std::vector<const Kernel*> composed_and_fast() {
   std::vector<const Kernel*> kernels = kernels_with_composed();
-  std::erase_if(kernels, [](const Kernel* k) { return emulated(*k) && !k->composed; });
+  std::erase_if(kernels, [](const Kernel* k) { return emulated(*k) && !composed(*k); });
   return kernels;
 }
 
@@ -121,7 +125,7 @@ const AddRandomOperation added("prefix", [](uint64_t seed) {
   c.thinning = on_all_kernels;
   auto kernels = kernels_with_composed();
   std::erase_if(kernels, [&](const Kernel* kernel) {
-    return !emulated(*kernel) || (kernel->composed && has_quantised_keys(c));
+    return !emulated(*kernel) || (composed(*kernel) && has_quantised_keys(c));
   });
   return check_case(c, kernels);
 });
@@ -148,18 +152,18 @@ TEST_CASE("prefix: random problems") {
   // How the parts of a composed kernel round quantised keys is not in its row.
   auto but_composed = kernels;
   std::erase_if(but_composed,
-                [](const Kernel* k) { return k->composed && k->backend != ATTN_BACKEND_CPU; });
+                [](const Kernel* k) { return composed(*k) && k->backend != ATTN_BACKEND_CPU; });
   for (uint64_t seed = 1; seed <= 120; ++seed) {
     const Case c = random_case(seed);
     check_case(c, has_quantised_keys(c) ? but_composed : kernels, &taken);
   }
   const auto count = [&](auto&& which) { return std::count_if(taken.begin(), taken.end(), which); };
   for (const Kernel* kernel : kernels) {
-    if (!kernel->composed || sanitized || std::getenv("ATTN_CASE")) continue;
+    if (!composed(*kernel) || sanitized || std::getenv("ATTN_CASE")) continue;
     INFO(kernel->name);
     CHECK(std::count(taken.begin(), taken.end(), kernel) > (emulated(*kernel) ? 0 : 3));
     CHECK(count([&](const Kernel* other) {
-            return !other->composed && other->backend == kernel->backend;
+            return !composed(*other) && other->backend == kernel->backend;
           }) > (emulated(*kernel) ? 5 : 15));
   }
 }
@@ -197,7 +201,7 @@ TEST_CASE("prefix: lengths, groups of heads, sinks, pages") {
     }
   }
   for (const Kernel* kernel : kernels)
-    if (kernel->composed && !std::getenv("ATTN_CASE"))
+    if (composed(*kernel) && !std::getenv("ATTN_CASE"))
       CHECK(std::count(taken.begin(), taken.end(), kernel) == 12);
 }
 
@@ -222,7 +226,7 @@ TEST_CASE("prefix: shared keys in several parts") {
     }
   }
   for (const Kernel* kernel : kernels) {
-    if (!kernel->composed || std::getenv("ATTN_CASE")) continue;
+    if (!composed(*kernel) || std::getenv("ATTN_CASE")) continue;
     INFO(kernel->name);
     CHECK(std::count(taken.begin(), taken.end(), kernel) == 4);
   }
@@ -237,7 +241,7 @@ TEST_CASE("prefix: quantised keys") {
   const char* const converts = "fwd_sm90_bf16_d128_dequantised";
   const uint64_t before = attn_launch_count(converts);
   for (const Kernel* kernel : kernels_with_composed()) {
-    if (!kernel->composed) continue;
+    if (!composed(*kernel)) continue;
     for (const attn_dtype type : {ATTN_Q8_0, ATTN_Q4_0, ATTN_F8_E4M3FN}) {
       for (const int64_t keys : {129, 2100}) {
         if (keys > 129 && emulated(*kernel)) continue;
@@ -273,7 +277,7 @@ TEST_CASE("prefix: one query head, one sequence") {
   c.name = "prefix-one-sequence";
   std::vector<const Kernel*> taken;
   check_case(c, kernels, &taken);
-  CHECK(std::none_of(taken.begin(), taken.end(), [](const Kernel* k) { return k->composed; }));
+  CHECK(std::none_of(taken.begin(), taken.end(), [](const Kernel* k) { return composed(*k); }));
 }
 
 // The first queries of a sequence with fewer keys of its own than queries do not see all of the
@@ -288,7 +292,7 @@ TEST_CASE("prefix: several queries under a causal mask") {
     std::vector<const Kernel*> taken;
     check_case(c, kernels, &taken);
     for (const Kernel* kernel : kernels)
-      if (kernel->composed && !std::getenv("ATTN_CASE"))
+      if (composed(*kernel) && !std::getenv("ATTN_CASE"))
         CHECK(std::count(taken.begin(), taken.end(), kernel) == known);
   }
 }
@@ -302,7 +306,7 @@ TEST_CASE("prefix: causal_top_left") {
   c.flags = ATTN_CAUSAL_TOP_LEFT;
   std::vector<const Kernel*> taken;
   CHECK(check_case(c, kernels_with_composed(), &taken) > 0);
-  CHECK(std::none_of(taken.begin(), taken.end(), [](const Kernel* k) { return k->composed; }));
+  CHECK(std::none_of(taken.begin(), taken.end(), [](const Kernel* k) { return composed(*k); }));
 }
 
 // What the comparison is worth: sums in which each sequence counts the prefix once for every
@@ -332,7 +336,7 @@ TEST_CASE("prefix: shared keys that are counted for each sequence are noticed") 
     }
   }
   for (const Kernel& kernel : all_kernels()) {
-    if (!kernel.composed) continue;
+    if (!composed(kernel)) continue;
     INFO(kernel.name);
     CHECK(compare(c, data, kernel, whole, whole) == "");
     CHECK(compare(c, data, kernel, wrong, whole) != "");
@@ -345,7 +349,7 @@ TEST_CASE("prefix: shared keys that are counted for each sequence are noticed") 
 // attn_explain names the kernels of the parts, and a run launches each of them.
 TEST_CASE("prefix: a run launches the parts that attn_explain names") {
   for (const Kernel* kernel : kernels_with_composed()) {
-    if (!kernel->composed) continue;
+    if (!composed(*kernel)) continue;
     INFO(kernel->name);
     const Case c = decode_case(ATTN_BF16, 4, 129);
     const Data data = make_data(c);
@@ -368,8 +372,8 @@ TEST_CASE("prefix: a run launches the parts that attn_explain names") {
     REQUIRE(attn_explain(backend.context, &p, text, sizeof text, nullptr) == ATTN_OK);
     const auto told = nlohmann::json::parse(text);
     REQUIRE(told["kernel"] == kernel->name);
-    // On CUDA merge takes the lse of the shared segments as it is.
-    REQUIRE(told["parts"].size() == (kernel->backend == ATTN_BACKEND_CUDA ? 3 : 4));
+    // Merges take the lse of the shared segments as it is, but for those of HIP.
+    REQUIRE(told["parts"].size() == (kernel->backend == ATTN_BACKEND_HIP ? 4 : 3));
     std::vector<std::string> names;
     for (const auto& part : told["parts"]) names.push_back(part["kernel"]);
     std::vector<uint64_t> before;

@@ -585,7 +585,7 @@ TEST_CASE("shards: devices decline positions, accumulation and ready words in a 
   for (const char* what :
        {"positions of queries", "positions of keys", "ready words", "accumulate"})
     for (const Kernel& kernel : all_kernels()) {
-      if (kernel.op != Op::forward || kernel.host || kernel.composed) continue;
+      if (kernel.op != Op::forward || kernel.host || kernel.composed != Composed::no) continue;
       const Needs with = needs(what);
       Needs without = with;
       without.flags = 0;

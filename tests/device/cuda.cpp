@@ -27,6 +27,7 @@ Cuda load() {
   find(c.stream_create, "cuStreamCreate");
   find(c.stream_destroy, "cuStreamDestroy_v2");
   find(c.stream_synchronize, "cuStreamSynchronize");
+  find(c.stream_query, "cuStreamQuery");
   find(c.copy, "cuMemcpyDtoDAsync_v2");
   find(c.stream_begin_capture, "cuStreamBeginCapture_v2");
   find(c.stream_end_capture, "cuStreamEndCapture");

@@ -21,6 +21,7 @@ struct Cuda {
   int (*stream_create)(void** stream, unsigned flags);
   int (*stream_destroy)(void* stream);
   int (*stream_synchronize)(void* stream);
+  int (*stream_query)(void* stream);
   int (*copy)(unsigned long long to, unsigned long long from, size_t bytes, void* stream);
   int (*stream_begin_capture)(void* stream, int mode);
   int (*stream_end_capture)(void* stream, void** graph);
@@ -32,6 +33,7 @@ struct Cuda {
 constexpr unsigned stream_non_blocking = 1;
 constexpr int capture_global = 0;
 constexpr int pointer_context = 1;
+constexpr int not_ready = 600;  // of stream_query: there is work left
 
 // Only after a backend has been opened on the device.
 const Cuda& cuda();
@@ -77,8 +79,9 @@ class Captured {
   Captured(const Captured&) = delete;
   Captured& operator=(const Captured&) = delete;
 
+  void start() const { REQUIRE(cuda().graph_launch(exec_, stream_.get()) == 0); }
   void replay() const {
-    REQUIRE(cuda().graph_launch(exec_, stream_.get()) == 0);
+    start();
     REQUIRE(cuda().stream_synchronize(stream_.get()) == 0);
   }
 

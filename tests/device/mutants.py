@@ -36,8 +36,10 @@ BACKWARD = "bwd_sm80_bf16_d64"
 BACKWARD_90 = "bwd_sm90_bf16_d64"
 BACKWARD_90_SCORE = "bwd_sm90_bf16_d64_score"
 LISTS = "lists_cuda"
+SHARDS = "shards_cuda"
 # Of kernels that are several launches, and where tests take others beside them, the files of all.
-SOURCES = {LISTS: ["cache/gather_cuda.cu", "cache/gather_lse_cuda.cu", "stubs/mla_sm90_bf16_d576_r32.cu"],
+SOURCES = {SHARDS: ["merge/accumulate_cuda.cu", "merge/wait_cuda.cu", "stubs/fwd_sm80_bf16_d128.cu"],
+           LISTS: ["cache/gather_cuda.cu", "cache/gather_lse_cuda.cu", "stubs/mla_sm90_bf16_d576_r32.cu"],
            DEQUANTISED: ["cache/dequantise_sm90.cu", "stubs/fwd_sm90_f16_d64.cu"],
            MIXED: ["stubs/fwd_sm90_bf16_d128_paged.cu", "stubs/decode_sm90_bf16_d128_r16.cu"],
            ROLL: ["cache/kv_roll_cuda.cu", "cache/kv_append_cuda.cu"],
@@ -47,7 +49,8 @@ SOURCES = {LISTS: ["cache/gather_cuda.cu", "cache/gather_lse_cuda.cu", "stubs/ml
                          "stubs/fwd_sm80_bf16_d64.cu"],
            BACKWARD_90_SCORE: ["backward/bwd_prepare_cuda.cu", "backward/bwd_sinks_cuda.cu", "stubs/bwd_sm90_bf16_d64_score.cu",
                                "stubs/fwd_sm80_bf16_d64.cu", "stubs/fwd_sm80_bf16_d64_score.cu"]}
-TESTS = {LISTS: ["mla: lists_cuda*"],
+TESTS = {SHARDS: ["cuda: results are added*,cuda: segments are read*"],
+         LISTS: ["mla: lists_cuda*"],
          DECODE: ["decode: random problems,kv_begin: random problems"],
          APPEND: ["kv_append: random layouts*,kv_append: many tokens*,kv_append: heads*,kv_append: slots"], QUANTIZE: ["quantize: *"], ROLL: ["kv_roll: *"],
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *,scales: *"],
@@ -65,6 +68,14 @@ TESTS = {LISTS: ["mla: lists_cuda*"],
          DEQUANTISED: ["blocks: values are*,blocks: random segments of any types*"]}
 # kernel, mistake, file, text, what it becomes; of several edits tuples of these
 MUTANTS = [
+    (SHARDS, "a ready word not waited for", "merge/wait_cuda.cu", "while (int(", "while (false && int("),
+    (SHARDS, "an arrival too few", "merge/wait_cuda.cu", "< 0)", "< -1)"),
+    (SHARDS, "one segment of all waited for", "merge/wait_cuda.cu", "n < a.count;", "n < 1;"),
+    (SHARDS, "merged twice", "merge/accumulate_cuda.cu", "weight = expf(lse - highest);", "weight = 2 * expf(lse - highest);"),
+    (SHARDS, "the earlier result dropped", "merge/accumulate_cuda.cu", "keep = expf(old - highest);", "keep = 0;"),
+    (SHARDS, "rows that see nothing written", "merge/accumulate_cuda.cu", "if (lse == nothing) return;", ""),
+    (SHARDS, "what an empty row holds added", "merge/accumulate_cuda.cu", "keep == 0 ? from[d] : add(", "add("),
+    (SHARDS, "the strides of the part", "merge/accumulate_cuda.cu", "i * a.out_stride[1]", "i * a.heads * a.head_dim"),
     (LISTS, "lists one off", "cache/gather_cuda.cu", "(long long)v.list[j / s.list_block] *", "(v.list[j / s.list_block] + 1ll) *"),
     (LISTS, "-1 for the first key", "cache/gather_cuda.cu", "if (key < v.begin || key >= v.end) return none;",
      "if (key >= v.end) return none;\n    if (key < 0) key = v.begin;"),

@@ -77,7 +77,7 @@ class Call {
     REQUIRE(attn_synchronize(context_, stream_.get()) == ATTN_OK);
   }
   std::string kernel() const { return attn_plan_kernel(plan_.get()); }
-  size_t launches() const { return plan_->plan->steps.size(); }
+  size_t launches() const { return plan_->plan->choice.recipe.steps.size(); }
 
  private:
   attn_context* context_;

@@ -338,7 +338,7 @@ class Layouts(Case):
         self.close(plan(q, [k_prefix, k], [v_prefix, v]), want)
         found = attn.explain(q, [k_prefix, k], [v_prefix, v], kernel="prefix_cpu", shared_segments=1)
         self.assertEqual([part["computes"] for part in found["parts"]],
-                         ["shared segments", "own segments", "order of lse", "merge"])
+                         ["shared segments", "own segments", "merge"])
         # pages, a length and descales of a batch of 1
         pages = [np.concatenate([x[:, :4], np.pad(x[:, 4:], ((0, 0), (0, 1), (0, 0), (0, 0)))]) for x in (k_prefix, v_prefix)]
         out = attn.forward(q, [pages[0], k], [pages[1], v], block_table=[np.array([[0, 1]], np.int32), None],

@@ -15,6 +15,7 @@
 #include "kernels/forward_sm90/forward_args.h"
 #include "kernels/forward_sm90/tiles.h"
 #include "kernels/gather.h"
+#include "kernels/shards.h"
 #include "masks/device_mask.h"
 #include "mock_library.h"
 #include "problem/backward.h"
@@ -299,6 +300,34 @@ TEST_CASE("cubins: the steps of lists_cuda launch what was compiled", "[catalog]
   const GatherShape shape = gather_shape(problem);
   for (const Step& step :
        {gather_step(problem, shape, {}, 0, 2, 0), gather_lse_step(problem, shape, 0)}) {
+    INFO(step.image);
+    CHECK(each_cubin(step.image, [&](const FunctionInfo& compiled) {
+            CHECK(check_code(step, compiled, exact).text == "");
+          }) > 0);
+  }
+}
+
+TEST_CASE("cubins: the steps of shards_cuda launch what was compiled", "[catalog]") {
+  if (!built()) ATTN_SKIP("this build has no CUDA kernels");
+  DeviceInfo exact;
+  exact.arch = "sm_80";
+  auto s = make<attn_segment>();
+  s.k_type = s.v_type = ATTN_BF16;
+  s.seqlen = 256;
+  s.has_ready = 1;
+  auto p = make<attn_problem>();
+  p.batch = p.heads_q = p.heads_kv = 1;
+  p.head_dim = 128;
+  p.seqlen_q = 2;
+  p.q_type = ATTN_BF16;
+  p.out_type = ATTN_F32;
+  p.flags = ATTN_ACCUMULATE;
+  p.num_segments = 1;
+  p.segments = &s;
+  Problem problem;
+  REQUIRE(make_problem(&p, &problem).ok());
+  for (const Step& step :
+       {wait_steps(problem, 0, 1).at(0), accumulate_step(problem, exact, 0, 0)}) {
     INFO(step.image);
     CHECK(each_cubin(step.image, [&](const FunctionInfo& compiled) {
             CHECK(check_code(step, compiled, exact).text == "");

@@ -39,9 +39,18 @@ struct Chosen {
   Status status;
   Choice choice;
   std::string name() const { return status.ok() ? choice.kernel->name : status.text; }
-  const Gathered& gathered() const { return *choice.gathered; }
-  const Problem& attends() const { return static_cast<const Problem&>(*gathered().attend.problem); }
-  std::string attends_by() const { return gathered().attend.choice.kernel->name; }
+  const Part& part() const {
+    return choice.composition->parts.at(0);
+  }  // of all passes but the last
+  const Problem& attends() const { return static_cast<const Problem&>(*part().problem); }
+  std::string attends_by() const { return part().choice.kernel->name; }
+  // Of each pass, in their order.
+  std::vector<RunForward> runs() const {
+    std::vector<RunForward> all;
+    for (const Stage& stage : choice.composition->stages)
+      if (const auto* run = std::get_if<RunForward>(&stage)) all.push_back(*run);
+    return all;
+  }
   const attn_gather_kernarg& kernarg(size_t step) const {
     return *reinterpret_cast<const attn_gather_kernarg*>(
         choice.recipe.steps.at(step).arguments.bytes.data());
@@ -89,12 +98,17 @@ TEST_CASE("gather: many queries in passes of a GiB") {
   const Chosen c = on_hopper(Setup(1, 4096, 128));
   REQUIRE(c.name() == "lists_cuda");
   CHECK(c.attends_by() == "mla_sm90_bf16_d576_r64");
-  const auto& passes = c.gathered().passes;
+  const std::vector<RunForward> passes = c.runs();
   REQUIRE(passes.size() == 10);  // of 455 queries
   CHECK(c.attends().batch == 455);
   CHECK(c.kernarg(9).first == 9 * 455);
-  CHECK(passes[9].count == 1);
-  REQUIRE(c.gathered().attend_last.problem);
+  REQUIRE(c.choice.composition->parts.size() == 2);
+  CHECK(passes[8].part == 0);
+  CHECK(passes[9].part == 1);
+  CHECK(static_cast<const Problem&>(*c.choice.composition->parts[1].problem).batch == 1);
+  CHECK(passes[9].q.bytes == int64_t{9} * 455 * 128 * 576 * 2);
+  CHECK(passes[9].out.bytes == int64_t{9} * 455 * 128 * 512 * 2);
+  CHECK(passes[9].lse.from == Place::workspace);
   CHECK(c.choice.recipe.steps.size() == 11);  // and the order of lse
   CHECK(c.choice.recipe.workspace < (size_t{1} << 30) + (size_t{256} << 20));
 }
@@ -108,7 +122,10 @@ TEST_CASE("gather: lists of K/V heads are passes of their own") {
   s.segment.list_heads = 2;
   const Chosen c = on_hopper(s);
   REQUIRE(c.name() == "lists_cuda");
-  REQUIRE(c.gathered().passes.size() == 2);
+  const std::vector<RunForward> passes = c.runs();
+  REQUIRE(passes.size() == 2);
+  CHECK(passes[1].q.bytes == 4 * 128 * 2);  // the second K/V head's queries
+  CHECK(passes[1].sinks.bytes == 4 * 4);
   CHECK(c.kernarg(1).first_head == 1);
   CHECK(c.attends().heads_q == 4);
   CHECK(c.attends().batch == 6);
@@ -142,6 +159,11 @@ TEST_CASE("gather: a window bounds the keys of a segment without a list") {
   Problem p;
   REQUIRE(make_problem(&s.problem, &p).ok());
   CHECK(gather_shape(p).rows == 512 + 128);
+  // Not to the right: a query of ATTN_CAUSAL_TOP_LEFT sees more keys the fewer the sequence has.
+  s.problem.flags = ATTN_CAUSAL_TOP_LEFT | ATTN_WINDOW;
+  s.problem.window_right = -1;
+  REQUIRE(make_problem(&s.problem, &p).ok());
+  CHECK(gather_shape(p).rows == 512 + 65536);
 }
 
 TEST_CASE("gather: what is declined") {

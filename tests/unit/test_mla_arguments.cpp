@@ -353,7 +353,7 @@ TEST_CASE("mla: kernels of devices decline with a reason") {
       {attn::feature_no_positions, "keys without positions"},
       {attn::feature_packed_mask, "block mask with packed q"}};
   for (const attn::Kernel& kernel : attn::catalog()) {
-    if (kernel.host || kernel.composed || kernel.backend == ATTN_BACKEND_REFERENCE ||
+    if (kernel.host || kernel.backend == ATTN_BACKEND_REFERENCE ||
         kernel.backend == ATTN_BACKEND_CPU)
       continue;
     INFO(kernel.name);

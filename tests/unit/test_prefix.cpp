@@ -11,7 +11,7 @@
 #include "catch.h"
 #include "core/dtype.h"
 #include "hopper.h"
-#include "plan/compose.h"
+#include "plan/prefix.h"
 
 using namespace attn;
 
@@ -77,11 +77,23 @@ Chosen on_hopper(const Setup& s) {
   return chosen;
 }
 
-const Problem& problem_of(const ComposedPart& part) {
+const Problem& problem_of(const Part& part) {
   return static_cast<const Problem&>(*part.problem);
 }
-const MergeProblem& merge_of(const ComposedPart& part) {
-  return static_cast<const MergeProblem&>(*part.problem);
+// In the order of their runs: over shared segments, over own ones, the merge.
+struct Parts {
+  const Part &shared, &own, &merge;
+  const RunForward &run_shared, &run_own;
+  const RunMerge& run_merge;
+  const MergeProblem& merged() const { return static_cast<const MergeProblem&>(*merge.problem); }
+};
+Parts parts_of(const Chosen& chosen) {
+  const Composition& c = *chosen.choice.composition;
+  REQUIRE(c.parts.size() == 3);
+  REQUIRE(c.stages.size() == 3);
+  const auto &shared = std::get<RunForward>(c.stages[0]), &own = std::get<RunForward>(c.stages[1]);
+  const auto& merge = std::get<RunMerge>(c.stages[2]);
+  return {c.parts[shared.part], c.parts[own.part], c.parts[merge.part], shared, own, merge};
 }
 
 bool has(const std::string& text, const std::string& words) {
@@ -95,8 +107,8 @@ TEST_CASE("prefix: the parts on a Hopper") {
   const Chosen chosen = on_hopper(s);
   INFO(chosen.status.text);
   REQUIRE(chosen.name() == "prefix_cuda");
-  REQUIRE(chosen.choice.composed);
-  const Composed& c = *chosen.choice.composed;
+  REQUIRE(chosen.choice.composition);
+  const Parts c = parts_of(chosen);
 
   const Problem& shared = problem_of(c.shared);
   CHECK(shared.batch == 1);
@@ -122,29 +134,44 @@ TEST_CASE("prefix: the parts on a Hopper") {
   CHECK(own.out_type == ATTN_F32);
   CHECK(has(c.own.choice.kernel->name, "decode_sm90_bf16_d128"));
 
-  CHECK(merge_of(c.merge).num_parts == 5);
-  CHECK(merge_of(c.merge).by_head == 4);
-  CHECK(merge_of(c.merge).out_type == ATTN_BF16);
+  CHECK(c.merged().num_parts == 5);
+  CHECK(c.merged().by_head == 4);
+  CHECK(c.merged().out_type == ATTN_BF16);
   CHECK(std::string(c.merge.choice.kernel->name) == "merge_cuda");
-  CHECK(merge_of(c.merge).batch == 64);
-  CHECK(merge_of(c.merge).heads_q == 32);
+  CHECK(c.merged().batch == 64);
+  CHECK(c.merged().heads_q == 32);
   REQUIRE(c.merge.choice.recipe.steps.size() == 1);
-  CHECK(!c.order.problem);
+
+  // Each part of the merge is where the part of the problem left it.
+  const size_t lse = 64 * 32 * 4, out = lse * 128;
+  const auto places = [](const Place& place, const Place& other, size_t apart) {
+    return place.from == Place::workspace && place.bytes == other.bytes + int64_t(apart);
+  };
+  REQUIRE(c.run_merge.outs.size() == 5);
+  for (size_t i = 0; i < 4; ++i) {
+    CHECK(places(c.run_merge.outs[i], c.run_shared.out, i * out));
+    CHECK(places(c.run_merge.lses[i], c.run_shared.lse, i * lse));
+  }
+  CHECK(places(c.run_merge.outs[4], c.run_own.out, 0));
+  CHECK(places(c.run_merge.lses[4], c.run_own.lse, 0));
+  CHECK(c.run_merge.out.from == Place::caller);
+  CHECK(c.run_shared.sinks.from == Place::nowhere);
+  CHECK(c.run_own.sinks.from == Place::caller);
+  CHECK(c.run_own.first_segment == 1);
 
   // Arrays in the workspace do not overlap and are within it.
-  const size_t lse = 64 * 32 * 4, out = lse * 128;
   const struct {
     size_t at, bytes;
-  } places[] = {{c.shared.workspace_at, c.shared.choice.recipe.workspace},
+  } arrays[] = {{c.shared.workspace_at, c.shared.choice.recipe.workspace},
                 {c.own.workspace_at, c.own.choice.recipe.workspace},
-                {c.shared_out, 4 * out},
-                {c.own_out, out},
-                {c.shared_lse, 4 * lse},
-                {c.own_lse, lse}};
-  for (const auto& a : places) {
+                {size_t(c.run_shared.out.bytes), 4 * out},
+                {size_t(c.run_own.out.bytes), out},
+                {size_t(c.run_shared.lse.bytes), 4 * lse},
+                {size_t(c.run_own.lse.bytes), lse}};
+  for (const auto& a : arrays) {
     CHECK(a.at % 256 == 0);
     CHECK(a.at + a.bytes <= chosen.choice.recipe.workspace);
-    for (const auto& b : places)
+    for (const auto& b : arrays)
       CHECK((&a == &b || a.at + a.bytes <= b.at || b.at + b.bytes <= a.at));
   }
 }
@@ -165,10 +192,10 @@ TEST_CASE("prefix: how many parts the shared keys are cut into") {
     s.shared.seqlen = of.keys;
     const Chosen chosen = on_hopper(s);
     INFO(of.batch << " " << of.heads_q << "/" << of.heads_kv << " " << of.keys);
-    REQUIRE(chosen.choice.composed);
-    const Composed& c = *chosen.choice.composed;
+    REQUIRE(chosen.choice.composition);
+    const Parts c = parts_of(chosen);
     CHECK(problem_of(c.shared).key_parts == of.parts);
-    CHECK(merge_of(c.merge).num_parts == of.parts + 1);
+    CHECK(c.merged().num_parts == of.parts + 1);
     CHECK(has(c.shared.choice.kernel->name, "fwd_sm90_bf16_d128"));
   }
 }
@@ -195,12 +222,12 @@ TEST_CASE("prefix: what takes the shared keys in other types") {
     for (attn_segment& segment : s.segments) segment.k_type = segment.v_type = of.type;
     const Chosen chosen = on_hopper(s);
     INFO(dtype_name(of.type) << ", batch " << of.batch << " " << chosen.status.text);
-    REQUIRE(chosen.choice.composed);
-    const ComposedPart& shared = chosen.choice.composed->shared;
-    CHECK(std::string(shared.choice.kernel->name) == of.kernel);
-    CHECK(problem_of(shared).key_parts == of.parts);
-    CHECK(problem_of(shared).fixed_split == 0);
-    CHECK(merge_of(chosen.choice.composed->merge).num_parts == of.parts + 1);
+    REQUIRE(chosen.choice.composition);
+    const Parts c = parts_of(chosen);
+    CHECK(std::string(c.shared.choice.kernel->name) == of.kernel);
+    CHECK(problem_of(c.shared).key_parts == of.parts);
+    CHECK(problem_of(c.shared).fixed_split == 0);
+    CHECK(c.merged().num_parts == of.parts + 1);
   }
 }
 
@@ -245,7 +272,7 @@ TEST_CASE("prefix: the plain way where it is as fast, or the only one") {
     INFO(c.what << ": " << chosen.status.text << " " << chosen.reason("prefix_cuda"));
     CHECK(chosen.name() != "");
     CHECK(chosen.name() != "prefix_cuda");
-    CHECK(!chosen.choice.composed);
+    CHECK(!chosen.choice.composition);
     CHECK(has(chosen.reason("prefix_cuda"), c.reason));
     // Demanded by name it is refused, unless others are only as fast.
     s.problem.kernel = "prefix_cuda";
@@ -274,6 +301,21 @@ TEST_CASE("prefix: masks that show every query all shared keys") {
   s.shared.num_pages = 1000;
   s.shared.has_seqlens = 1;
   CHECK(on_hopper(s).name() == "prefix_cuda");
+}
+
+TEST_CASE("prefix: a part may be composed itself") {
+  Setup s;
+  for (attn_segment& segment : s.segments) segment.k_type = segment.v_type = ATTN_F8_E4M3FN_TOKEN;
+  s.problem.flags = ATTN_CAUSAL;
+  const Chosen chosen = on_hopper(s);
+  INFO(chosen.status.text);
+  REQUIRE(chosen.name() == "prefix_cuda");
+  const Parts c = parts_of(chosen);
+  for (const Part* part : {&c.shared, &c.own}) {
+    CHECK(part->choice.kernel->name == std::string("lists_cuda"));
+    REQUIRE(part->choice.composition);
+    CHECK(part->choice.composition->stages.size() >= 2);  // copies, attention to them
+  }
 }
 
 // Its promise is about bits, which depend on the kernel that takes the rows of all sequences.

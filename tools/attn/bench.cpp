@@ -49,7 +49,7 @@ struct Overhead {
 Overhead measure_overhead(const context& device, CaseTypes types, const std::string& kernel) {
   Case tiny{.heads = 1, .seqlen_q = 1, .head_dim = 64};
   const Kernel* row = find_kernel(kernel.c_str());
-  if (row && row->composed && !row->gathers) tiny.batch = 2, tiny.shared_keys = 1;
+  if (row && row->composed == Composed::prefix) tiny.batch = 2, tiny.shared_keys = 1;
   const Ready ready(device, tiny, {types.q}, kernel);
   std::vector<double> plans, runs;
   for (int i = 0; i < 300; ++i) {

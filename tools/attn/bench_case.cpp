@@ -45,6 +45,11 @@ attn_problem make_problem(const Case& c, std::vector<attn_segment>& segments, Ca
   return p;
 }
 
+// Launches that can be timed alone: a composed kernel's stages refer to each other.
+std::vector<Step> steps_of(const Choice& choice) {
+  return choice.composition ? std::vector<Step>{} : choice.recipe.steps;
+}
+
 }  // namespace
 
 std::vector<Case> default_cases(attn_backend backend) {
@@ -111,7 +116,7 @@ Ready::Ready(const context& device, const Case& c, CaseTypes types, const std::s
              int64_t inputs_above)
     : problem_(make_problem(c, segments_, types, kernel)),
       plan_(device, problem_),
-      steps_(plan_.get()->plan->steps),
+      steps_(steps_of(plan_.get()->plan->choice)),
       arrays_(device),
       workspace_(plan_.make_workspace(device)) {
   const attn_problem& p = problem_;
@@ -188,7 +193,7 @@ std::vector<std::string> Ready::launches() const {
 }
 
 void Ready::only(size_t launch) {
-  plan_.get()->plan->steps = {steps_[launch]};
+  plan_.get()->plan->choice.recipe.steps = {steps_[launch]};
 }
 
 int64_t Ready::seqlen_kv() const {

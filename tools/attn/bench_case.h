@@ -49,7 +49,7 @@ class Ready {
   std::vector<attn_segment> segments_;
   attn_problem problem_;
   attn::plan plan_;
-  const std::vector<Step> steps_;  // the plan's
+  const std::vector<Step> steps_;  // the plan's; none of a composed kernel
   Arrays arrays_;
   buffer workspace_;
   std::vector<std::vector<attn_segment_args>> segment_args_;  // of each set
