@@ -46,6 +46,7 @@ STEP = "2026-11-27_h100_step_50b6a6c"
 APPEND = "2026-11-25_h200_append_ce0eb29"
 APPEND_MANY = "2026-11-27_h100_append_50b6a6c"
 BACKWARD = "2026-11-27_h100_backward_50b6a6c"
+BACKWARD_256 = "2026-11-27_h100_backward_d256_5e39cee"
 SM80 = "2026-11-21_h200_sm80_peers_f6b6a59"
 CPU = "2026-11-21_zen5_bench_5813749"
 CALLS = "2026-11-25_zen5_host_overhead_983a8d2"
@@ -517,10 +518,14 @@ def fill(text):
     return "\n\n".join(blocks) + "\n"
 
 
+def backward_cells():
+    return [c for c in measured(BACKWARD)["cells"] if c["cell"]["dim"] != 256] + measured(BACKWARD_256)["cells"]
+
+
 def backward():
-    result = measured(BACKWARD)
+    result, later = measured(BACKWARD), measured(BACKWARD_256)
     rows = []
-    for c in result["cells"]:
+    for c in backward_cells():
         at, speed_of = c["cell"], c["tflops"]
         heads = f", {at['heads']}/{at['heads_kv']} heads" if at["heads"] != at["heads_kv"] else ""
         rows.append([f"d{at['dim']} {'causal' if at['causal'] else 'full'}, {at['seqlen']}{heads}", *(number(speed_of[who]) for who in ("libattn", "cudnn", "fa2")),
@@ -528,10 +533,10 @@ def backward():
     return f"""## Gradients on Hopper
 
 TFLOP/s of 2.5 forwards, bf16; higher is better. 16384 tokens, heads x head_dim = 2048 where the row names no heads. libattn gives the same bits in every run, and its
-figures contain all its launches. {where(result)}, PyTorch {result['torch']}, 2 rounds ({link(BACKWARD)}). FlashAttention-3 did not run here; on another H100 its backward reached 585 (d128 full, 8192), 548 (d128 causal), 500 and 489 (d64), without equal bits.
+figures contain all its launches. {where(result)}, PyTorch {result['torch']}, 2 rounds ({link(BACKWARD)}); d256 of commit {later['commit']} ({link(BACKWARD_256)}). FlashAttention-3 did not run here; on another H100 its backward reached 585 (d128 full, 8192), 548 (d128 causal), 500 and 489 (d64), without equal bits.
 
 {table(["head_dim, mask, length", "libattn", "cuDNN", "FlashAttention-2", "kernel"], rows)}
-The logs have what limits [bwd_sm90](log/2026-11-27_backward_sm90.md) and [bwd_sm80](log/2026-11-27_backward_sm80.md).
+The logs have what limits [bwd_sm90](log/2026-11-27_backward_sm90.md), [its kernels of head_dim 256](log/2026-11-27_backward_d256.md) and [bwd_sm80](log/2026-11-27_backward_sm80.md).
 """
 
 
@@ -555,7 +560,7 @@ def readme():
     two = decode_cases(measured(DECODE_ROWS))[0]
     latent_cells = measured(LATENT)["cells"]
     worst = min(grid, key=lambda c: speed(c, peers))
-    gradients = {dim: [c["tflops"]["libattn"] / c["tflops"]["cudnn"] for c in measured(BACKWARD)["cells"] if c["cell"]["dim"] == dim]
+    gradients = {dim: [c["tflops"]["libattn"] / c["tflops"]["cudnn"] for c in backward_cells() if c["cell"]["dim"] == dim]
                  for dim in (64, 128, 256)}
     return fill(f"""
 - **Forward, bf16, H200:** {mean(speed(c, ["cudnn"]) for c in grid)} times cuDNN's speed and {mean(speed(c, ["fa3"]) for c in grid)} times

@@ -44,7 +44,7 @@ bool write_all(const std::string& folder, const Variant (&variants)[n], const ch
 std::string nothing(const auto&) {
   return "";
 }
-std::string cluster(const attn::sm90::Variant& v) {
+std::string cluster(const auto& v) {
   return v.tile.blocks > 1 ? ", __cluster_dims__(" + std::to_string(v.tile.blocks) + ")" : "";
 }
 
@@ -67,10 +67,10 @@ int main(int argc, char** argv) {
       write_all(argv[1], bwd_sm80::variants, "backward_sm80/backward.cuh", "ATTN_SM80_BACKWARD",
                 nothing<bwd_sm80::Variant>) &&
       write_all(argv[1], bwd_sm90::variants, "backward_sm90/backward.cuh", "ATTN_SM90_BACKWARD",
-                nothing<bwd_sm90::Variant>) &&
+                cluster<bwd_sm90::Variant>) &&
       write_all(argv[1], sm90::variants, "forward_sm90/forward.cuh", "ATTN_SM90_FORWARD",
-                cluster) &&
+                cluster<sm90::Variant>) &&
       write_all(argv[1], sm90::fp8_variants, "forward_sm90/fp8_forward.cuh",
-                "ATTN_SM90_FP8_FORWARD", cluster);
+                "ATTN_SM90_FP8_FORWARD", cluster<sm90::Variant>);
   return written ? 0 : 1;
 }

@@ -15,7 +15,8 @@ struct attn_sm90_backward_kernarg {
   // [heads_q, tiles, 64 * head_dim of the kernel's tile]: dq, as products leave it in a warpgroup.
   // Of each 8 columns there are 4 floats of each of 128 threads.
   float* dq_sum;
-  unsigned* turn;  // [heads_q, tiles]: blocks that have added to the tile. 0 at first
+  // [heads_q, tiles, the tile's dq_parts()]: blocks that have added to the part. 0 at first
+  unsigned* turn;
   // With several query heads of a K/V head, of each [pair of sequence and K/V head, block of keys]:
   // dk and dv so far, of each of a warpgroup's threads 4 floats at a time; and the heads that each
   // warp has added, 0 at first.

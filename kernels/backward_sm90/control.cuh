@@ -1,6 +1,7 @@
 // Shared memory: the words by which the warps communicate, and a warp that computes.
 #pragma once
 #include "../ptx/address.h"
+#include "../ptx/cluster.h"
 #include "../ptx/mbarrier.h"
 #include "backward_args.h"
 #include "tiles.h"
@@ -51,17 +52,24 @@ struct Control {
   // Where rows are to be cleared first: q and d_out, or k and v, are there. Two arrivals.
   Barrier queries_raw[max_stages], keys_raw;
   // Of tiles n % 2. One warpgroup finds dq of the even tiles, the other that of the odd ones; and
-  // there is a warp for each that adds them to memory.
+  // there is a warp for each that adds them to memory. In a cluster: of parts of dq, of which each
+  // warpgroup and warp has one; ds has one place.
   Barrier ds_full[2], ds_empty[2];
   // dq's place is free, or has the sum so far; dq has been written there, or stored.
   Barrier dq_empty[2], dq_full[2];
-  DqTile dq[2];  // written before dq_empty
+  DqTile dq[2];             // written before dq_empty
+  Barrier p_full, p_empty;  // in a cluster
+  // In a cluster: the second block knows the item that the first has taken for both, and has read
+  // it.
+  Barrier taken, taken_read;
+  unsigned taken_item;
   Item item[item_slots];
   alignas(128) float lse[max_stages][tile_queries];
   alignas(128) float delta[max_stages][tile_queries];
 };
 static_assert(sizeof(Control) <= control_bytes);
 
+template <Tile tile>
 __device__ __forceinline__ void init_barriers(Control& c) {
   constexpr int warps = 4 * groups;
   const auto init = [](Barrier& barrier, int count) {
@@ -77,10 +85,26 @@ __device__ __forceinline__ void init_barriers(Control& c) {
     for (Barrier* empty : {&c.q_empty[i], &c.d_out_empty[i]}) init(*empty, warps);
   }
   for (int i = 0; i < 2; ++i) {
-    init(c.ds_full[i], warps), init(c.ds_empty[i], 4);
+    init(c.ds_full[i], tile.roles() ? 4 : warps);
+    init(c.ds_empty[i], tile.roles() ? tile.blocks * warps : 4);
     init(c.dq_full[i], 4), init(c.dq_empty[i], 1);
   }
+  init(c.p_full, 4), init(c.p_empty, 4);
+  init(c.taken, 1), init(c.taken_read, 1);
   ptx::mbarrier_init_fence();
+}
+
+template <Tile tile>
+__device__ __forceinline__ int block_of_cluster() {
+  return tile.blocks > 1 ? blockIdx.x % tile.blocks : 0;
+}
+// All threads of the block or cluster.
+template <Tile tile>
+__device__ __forceinline__ void meet_all() {
+  if constexpr (tile.blocks > 1)
+    ptx::cluster_meet();
+  else
+    __syncthreads();
 }
 
 // The place of the n-th tile in a ring of stages, and the parity of the phase that fills it.

@@ -43,12 +43,31 @@ __device__ __forceinline__ bool describe(const attn_sm90_backward_kernarg& a, un
   item.clears_last = any && (item.tiles.last + 1) * tile_queries > seeing.last + 1 &&
                      (a.cu_seqlens_q || seeing.last + 1 < q.length);
 #pragma unroll
-  for (int i = 0; i < groups * tile.subtiles; ++i) {
+  for (int i = 0; i < tile.keys() / 64; ++i) {
     const int first = key + 64 * i, end = first + 64;
     item.whole[i].first = end <= kv.length ? end - item.sequence.upper : 1 << 30;
     item.whole[i].last = first - item.sequence.lower - (tile_queries - 1);
   }
   return true;
+}
+
+// The item that the first block of a cluster takes for both: the second one is sent it.
+// taken: items that have been taken so before. By one lane of each block.
+template <Tile tile>
+__device__ __forceinline__ unsigned take_item(const attn_sm90_backward_kernarg& a, Control& c,
+                                              unsigned taken) {
+  if constexpr (tile.blocks == 1) return atomicAdd(a.taken, 1);
+  if (block_of_cluster<tile>() == 0) {
+    ptx::mbarrier_wait(address(&c.taken_read), taken & 1 ^ 1);
+    const unsigned index = atomicAdd(a.taken, 1);
+    ptx::store_async_at(address(&c.taken_item), address(&c.taken), 1, index);
+    return index;
+  }
+  ptx::mbarrier_arrive_expect(address(&c.taken), sizeof(unsigned));
+  ptx::mbarrier_wait(address(&c.taken), taken & 1);
+  const unsigned index = *const_cast<volatile unsigned*>(&c.taken_item);
+  ptx::mbarrier_arrive_at(address(&c.taken_read), 0);
+  return index;
 }
 
 // By one lane.
@@ -64,11 +83,17 @@ struct Loader {
 
   // Into keys_raw or queries_raw where rows are to be cleared first.
   __device__ __forceinline__ void load_keys(const Item& item, unsigned count) const {
+    const int block = block_of_cluster<tile>();
+    const auto load_panel = [&](int at, const attn_tensor_map& map, Barrier& full, int panel,
+                                int from) {
+      ptx::tma_load(shared + at, &map, address(&full), 64 * panel,
+                    item.k_row + item.block * tile.keys() + from * tile.block_keys(), item.head_kv,
+                    item.k_batch);
+    };
     const auto load = [&](int offset, const attn_tensor_map& map, Barrier& full) {
 #pragma unroll
       for (int p = 0; p < tile.panels(); ++p)
-        ptx::tma_load(shared + offset + p * tile.key_panel(), &map, address(&full), 64 * p,
-                      item.k_row + item.block * tile.keys(), item.head_kv, item.k_batch);
+        load_panel(offset + p * tile.key_panel(), map, full, p, block);
     };
     const bool clears = item.clears_keys;
     Barrier &v_full = clears ? c.keys_raw : c.v_full, &k_full = clears ? c.keys_raw : c.k_full;
@@ -76,8 +101,12 @@ struct Loader {
     ptx::mbarrier_arrive_expect(address(&v_full), tile.key_bytes());
     load(tile.v_offset(), a.v, v_full);
     ptx::mbarrier_wait(address(&c.k_empty), count & 1 ^ 1);
-    ptx::mbarrier_arrive_expect(address(&k_full), tile.key_bytes());
+    ptx::mbarrier_arrive_expect(address(&k_full), tile.key_bytes() + tile.peer_k_bytes());
     load(tile.k_offset(), a.k, k_full);
+#pragma unroll
+    for (int p = 0; p < tile.peer_k_bytes() / tile.key_panel(); ++p)
+      load_panel(tile.peer_k_offset() + p * tile.key_panel(), a.k, k_full,
+                 block * tile.panels() / 2 + p, block ^ 1);
   }
   __device__ __forceinline__ void load_queries(const Item& item, int m) {
     const int s = Q::stage(n);
@@ -103,12 +132,14 @@ struct Loader {
 
   __device__ __forceinline__ void run() {
     // The first one too, since blocks that are not running yet must not have any.
-    unsigned index = atomicAdd(a.taken, 1);
+    unsigned taken = 0;
+    unsigned index = take_item<tile>(a, c, taken++);
     for (unsigned count = 0;; ++count) {
       const int slot = ItemRing::stage(count);
       Item& item = c.item[slot];
       ptx::mbarrier_wait(address(&c.item_empty[slot]), ItemRing::parity(count) ^ 1);
-      while (index < a.items && !describe<tile>(a, index, item)) index = atomicAdd(a.taken, 1);
+      while (index < a.items && !describe<tile>(a, index, item))
+        index = take_item<tile>(a, c, taken++);
       if (index >= a.items) item.b = -1;
       ptx::mbarrier_arrive(address(&c.item_full[slot]));
       if (index >= a.items) return;
@@ -118,7 +149,7 @@ struct Loader {
         if (m == item.tiles.first) load_keys(item, count);
       }
       if (item.tiles.count() == 0) load_keys(item, count);
-      index = atomicAdd(a.taken, 1);
+      index = take_item<tile>(a, c, taken++);
     }
   }
 };
@@ -165,9 +196,14 @@ __device__ __forceinline__ void clear_unused(const attn_sm90_backward_kernarg& a
     if (item.clears_keys) {
       ptx::mbarrier_wait(address(&c.keys_raw), keys_parity);
       keys_parity ^= 1;
-      for (int offset : {tile.k_offset(), tile.v_offset()})
-        clear_others(shared + offset, tile.panels(), tile.keys(), item.block * tile.keys(),
-                     item.sequence.seen());
+      const int block = block_of_cluster<tile>();
+      const auto clear_keys = [&](int offset, int panels, int from) {
+        clear_others(shared + offset, panels, tile.block_keys(),
+                     item.block * tile.keys() + from * tile.block_keys(), item.sequence.seen());
+      };
+      clear_keys(tile.k_offset(), tile.panels(), block);
+      clear_keys(tile.v_offset(), tile.panels(), block);
+      if (tile.blocks > 1) clear_keys(tile.peer_k_offset(), tile.panels() / 2, block ^ 1);
       arrive(c.k_full, c.v_full);
     }
     if (item.tiles.count() > 1 && item.clears_last) clear_queries(item.tiles.last);
@@ -177,14 +213,17 @@ __device__ __forceinline__ void clear_unused(const attn_sm90_backward_kernarg& a
   }
 }
 
-// Adds dq of the tiles n with n % 2 == odd to dq_sum, each when it is its turn. The last block that
-// adds to a tile gets the sum instead, to store dq. By one lane.
+// Adds dq of the tiles n with n % 2 == which, or part `which` of dq of all tiles, to dq_sum, each
+// when it is its turn. The last block that adds to a tile gets the sum instead, to store dq. By one
+// lane.
 template <Tile tile>
 __device__ __forceinline__ void add_dq(const attn_sm90_backward_kernarg& a, Control& c,
-                                       unsigned shared, unsigned odd) {
-  const unsigned place = shared + tile.dq_offset() + odd * tile.dq_bytes();
-  DqTile& to = c.dq[odd];
-  Barrier &empty = c.dq_empty[odd], &full = c.dq_full[odd];
+                                       unsigned shared, unsigned which) {
+  constexpr int parts = tile.dq_parts();
+  const unsigned part = parts == 1 ? 0 : groups * block_of_cluster<tile>() + which;
+  const unsigned place = shared + tile.dq_offset() + which * tile.dq_bytes();
+  DqTile& to = c.dq[which];
+  Barrier &empty = c.dq_empty[which], &full = c.dq_full[which];
   unsigned n = 0;
   // What the tile before is to be counted in, once it has been added.
   unsigned* adds = nullptr;
@@ -200,9 +239,11 @@ __device__ __forceinline__ void add_dq(const attn_sm90_backward_kernarg& a, Cont
     if (item.b < 0) return;
     const long long first = (long long)item.head * a.tiles + item.first_tile;
     for (int m = item.tiles.first; m <= item.tiles.last; ++m, ++n) {
-      if (n % 2 == odd) {
-        unsigned* const turn = a.turn + first + m;
-        float* const sum = a.dq_sum + (first + m) * (tile.dq_bytes() / 4);
+      if (parts > 1 || n % 2 == which) {
+        const unsigned parity = parts > 1 ? n & 1 : n / 2 & 1;
+        const long long index = (first + m) * parts + part;
+        unsigned* const turn = a.turn + index;
+        float* const sum = a.dq_sum + index * (tile.dq_bytes() / 4);
         const Order::Turn here = a.order.turn(item.sequence.blocks(m, tile.keys()), item.block);
         // More adds than before: of lengths that contradict each other.
         const auto wait_turn = [&] {
@@ -221,15 +262,15 @@ __device__ __forceinline__ void add_dq(const attn_sm90_backward_kernarg& a, Cont
           wait_turn();
           ptx::mbarrier_arrive_expect(address(&empty), tile.dq_bytes());
           ptx::bulk_load(place, sum, tile.dq_bytes(), address(&empty));
-          ptx::mbarrier_wait(address(&full), n / 2 & 1);
+          ptx::mbarrier_wait(address(&full), parity);
         } else {
           ptx::mbarrier_arrive(address(&empty));
           finish();
           if (is_last) {
-            ptx::mbarrier_wait(address(&full), n / 2 & 1);
+            ptx::mbarrier_wait(address(&full), parity);
           } else {
             wait_turn();
-            ptx::mbarrier_wait(address(&full), n / 2 & 1);
+            ptx::mbarrier_wait(address(&full), parity);
             if (here.before == 0)
               ptx::bulk_store(sum, place, tile.dq_bytes());
             else

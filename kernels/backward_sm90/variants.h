@@ -27,10 +27,14 @@ constexpr Variant variants[] = {
     {.name = "bwd_sm90_bf16_d64_score", .type = bf16, .tile = tile_d64, .score = true, .local_bytes = 96},
     {.name = "bwd_sm90_bf16_d128", .type = bf16, .tile = tile_d128},
     {.name = "bwd_sm90_bf16_d128_score", .type = bf16, .tile = tile_d128, .score = true, .local_bytes = 32},
+    {.name = "bwd_sm90_bf16_d256", .type = bf16, .tile = tile_d256},
+    {.name = "bwd_sm90_bf16_d256_score", .type = bf16, .tile = tile_d256, .score = true},
     {.name = "bwd_sm90_f16_d64", .type = f16, .tile = tile_d64, .local_bytes = 16},
     {.name = "bwd_sm90_f16_d64_score", .type = f16, .tile = tile_d64, .score = true, .local_bytes = 96},
     {.name = "bwd_sm90_f16_d128", .type = f16, .tile = tile_d128},
     {.name = "bwd_sm90_f16_d128_score", .type = f16, .tile = tile_d128, .score = true, .local_bytes = 32},
+    {.name = "bwd_sm90_f16_d256", .type = f16, .tile = tile_d256},
+    {.name = "bwd_sm90_f16_d256_score", .type = f16, .tile = tile_d256, .score = true},
 };
 // clang-format on
 

@@ -13,6 +13,21 @@ __device__ __forceinline__ void bulk_load(unsigned shared, const void* from, uns
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
+// From shared memory to that of another block of the cluster. `to` and `barrier` are the places
+// that this block has at the same addresses.
+__device__ __forceinline__ void bulk_send(unsigned to, unsigned shared, unsigned bytes,
+                                          unsigned barrier, unsigned block) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there, barrier;\n"
+      "mapa.shared::cluster.u32 there, %0, %4;\n"
+      "mapa.shared::cluster.u32 barrier, %3, %4;\n"
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [there], [%1], %2, "
+      "[barrier];\n"
+      "}" ::"r"(to),
+      "r"(shared), "r"(bytes), "r"(barrier), "r"(block)
+      : "memory");
+}
 // From shared memory, as part of the thread's next group.
 __device__ __forceinline__ void bulk_store(void* to, unsigned shared, unsigned bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared),

@@ -25,12 +25,13 @@ struct Space : BackwardSpace {
     tiles = backward_rows(p).tiles();
     key_blocks = b.kv().layout == ATTN_PACKED ? b.kv().total / keys + p.batch
                                               : p.batch * ceil_div(b.kv().seqlen, keys);
-    turns = size_t(p.heads_q * tiles);
-    kv_turns = heads_add ? size_t(p.heads_kv * key_blocks) * 4 * bwd_sm90::groups : 0;
+    turns = size_t(p.heads_q * tiles) * tile.dq_parts();
+    const size_t kv_parts = 4 * bwd_sm90::groups * tile.blocks;  // warps that add on their own
+    kv_turns = heads_add ? size_t(p.heads_kv * key_blocks) * kv_parts : 0;
     static_cast<BackwardSpace&>(*this) = backward_space(b, clear_bytes());
     dq_sum = end;
     kv_sum = dq_sum + turns * size_t(tile.dq_bytes());
-    bytes = kv_sum + kv_turns / (4 * bwd_sm90::groups) * size_t(2 * keys * tile.head_dim) * 4;
+    bytes = kv_sum + kv_turns / kv_parts * size_t(2 * keys * tile.head_dim) * 4;
   }
   size_t clear_bytes() const { return (turns + kv_turns + 1) * sizeof(unsigned); }
 };
@@ -45,7 +46,7 @@ bwd_sm90::ItemList item_list(const Problem& p, const DeviceInfo& device, const T
   const int64_t pairs = p.batch * p.heads_q, group = order(p, tile).group;
   // So many pairs that a group of each keeps all multiprocessors busy; under a causal mask twice as
   // many, since the blocks of a group do not end together.
-  const int64_t together = multiprocessors(p, device) * (p.causal() ? 2 : 1);
+  const int64_t together = multiprocessors(p, device) / tile.blocks * (p.causal() ? 2 : 1);
   const int64_t rounds = std::max<int64_t>(1, pairs * group / together);
   return {.pairs = int(pairs),
           .blocks = int(ceil_div(p.seqlen_kv, tile.keys())),
@@ -60,6 +61,8 @@ Status check(const BackwardProblem& b, const DeviceInfo& device, const Tile& til
   if (tile.shared_bytes() > device.shared_bytes_max)
     return unsupported("it needs ", tile.shared_bytes(), " bytes of shared memory; the device has ",
                        device.shared_bytes_max);
+  if (multiprocessors(p, device) < tile.blocks)
+    return unsupported("it needs ", tile.blocks, " multiprocessors; max_sms is ", p.max_sms);
   constexpr int64_t max_length = 1 << 29;  // positions and their differences stay within 32 bits
   if (p.seqlen_q >= max_length || p.seqlen_kv >= max_length)
     return unsupported("seqlen is ", std::max(p.seqlen_q, p.seqlen_kv), "; accepted: below ",
@@ -134,7 +137,8 @@ Step main_step(const char* image, const BackwardProblem& b, const DeviceInfo& de
   }
   a.mask = p.range_mask();
   // Without items there are rows of dq to be cleared.
-  const int64_t grid = std::clamp<int64_t>(a.items, 1, multiprocessors(p, device));
+  const int64_t grid =
+      std::clamp<int64_t>(a.items, 1, multiprocessors(p, device) / tile.blocks) * tile.blocks;
   const bool packed = p.q_layout == ATTN_PACKED;
   const auto map = [&](int64_t dim, int64_t rows_of, int64_t heads, int64_t batch,
                        const attn_strides& stride, int box_rows) {
@@ -146,7 +150,7 @@ Step main_step(const char* image, const BackwardProblem& b, const DeviceInfo& de
   };
   const auto of_keys = [&](int64_t dim, const attn_strides& stride) {
     const Extents size = extents(p, b.kv());
-    return map(dim, size.rows, p.heads_kv, size.batch, stride, tile.keys());
+    return map(dim, size.rows, p.heads_kv, size.batch, stride, tile.block_keys());
   };
   return {
       .image = image,

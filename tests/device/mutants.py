@@ -35,6 +35,7 @@ MERGE = "merge_cuda"
 BACKWARD = "bwd_sm80_bf16_d64"
 BACKWARD_90 = "bwd_sm90_bf16_d64"
 BACKWARD_90_SCORE = "bwd_sm90_bf16_d64_score"
+BACKWARD_90_PAIR = "bwd_sm90_bf16_d256"
 LISTS = "lists_cuda"
 SHARDS = "shards_cuda"
 # Of kernels that are several launches, and where tests take others beside them, the files of all.
@@ -47,6 +48,8 @@ SOURCES = {SHARDS: ["merge/accumulate_cuda.cu", "merge/wait_cuda.cu", "stubs/fwd
                       "stubs/fwd_sm80_bf16_d64.cu"],
            BACKWARD_90: ["backward/bwd_prepare_cuda.cu", "backward/bwd_sinks_cuda.cu", "stubs/bwd_sm90_bf16_d64.cu",
                          "stubs/fwd_sm80_bf16_d64.cu"],
+           BACKWARD_90_PAIR: ["backward/bwd_prepare_cuda.cu", "backward/bwd_sinks_cuda.cu", "stubs/bwd_sm90_bf16_d256.cu",
+                              "stubs/fwd_sm80_bf16_d256.cu"],
            BACKWARD_90_SCORE: ["backward/bwd_prepare_cuda.cu", "backward/bwd_sinks_cuda.cu", "stubs/bwd_sm90_bf16_d64_score.cu",
                                "stubs/fwd_sm80_bf16_d64.cu", "stubs/fwd_sm80_bf16_d64_score.cu"]}
 TESTS = {SHARDS: ["cuda: results are added*,cuda: segments are read*"],
@@ -64,6 +67,7 @@ TESTS = {SHARDS: ["cuda: results are added*,cuda: segments are read*"],
          MERGE: ["merge: *"],
          BACKWARD: ["backward: every option on devices,backward: random problems on devices"],
          BACKWARD_90: ["backward: every option on devices,backward: random problems on devices,backward: many blocks*,backward: equal bits*"],
+         BACKWARD_90_PAIR: ["backward: every option on devices,backward: random problems on devices,backward: many blocks*,backward: equal bits*"],
          BACKWARD_90_SCORE: ["backward: every option on devices,backward: many blocks*"],
          DEQUANTISED: ["blocks: values are*,blocks: random segments of any types*"]}
 # kernel, mistake, file, text, what it becomes; of several edits tuples of these
@@ -190,18 +194,23 @@ MUTANTS = [
      "    ptx::cp_async_wait<0>();"),
     (BACKWARD_90, "a turn not waited for", "backward_sm90/load.cuh", "while (ptx::load_acquire(turn) <", "while (false && ptx::load_acquire(turn) <"),
     (BACKWARD_90, "the first block adds", "backward_sm90/load.cuh", "if (here.before == 0)\n", "if (false)\n"),
-    (BACKWARD_90, "the last block forgets the sum", "backward_sm90/backward.cuh", "if (to.last == last) {", "if (false) {"),
-    (BACKWARD_90, "dk without the scale", "backward_sm90/backward.cuh", "store_all(a.dk, dk[u], a.scale,", "store_all(a.dk, dk[u], 1,"),
-    (BACKWARD_90, "the diagonal off by one", "backward_sm90/backward.cuh", "key - item.sequence.upper + 1 - origin", "key - item.sequence.upper + 2 - origin"),
-    (BACKWARD_90, "P where ds belongs", "backward_sm90/backward.cuh", "T::pack(dp[2 * i], dp[2 * i + 1])", "T::pack(s[2 * i], s[2 * i + 1])"),
-    (BACKWARD_90, "delta of the neighbouring row", "backward_sm90/backward.cuh", "(i % 2 ? delta.y : delta.x)", "(i % 2 ? delta.x : delta.y)"),
+    (BACKWARD_90, "the last block forgets the sum", "backward_sm90/consumer.cuh", "if (to.last == last) {", "if (false) {"),
+    (BACKWARD_90, "dk without the scale", "backward_sm90/by_keys.cuh", "store(a.dk, dk[u], item, subtile, a.scale,", "store(a.dk, dk[u], item, subtile, 1,"),
+    (BACKWARD_90, "the diagonal off by one", "backward_sm90/consumer.cuh", "key - item.sequence.upper + 1 - origin", "key - item.sequence.upper + 2 - origin"),
+    (BACKWARD_90, "P where ds belongs", "backward_sm90/consumer.cuh", "T::pack(dp[2 * i], dp[2 * i + 1])", "T::pack(s[2 * i], s[2 * i + 1])"),
+    (BACKWARD_90, "delta of the neighbouring row", "backward_sm90/consumer.cuh", "(i % 2 ? delta.y : delta.x)", "(i % 2 ? delta.x : delta.y)"),
     (BACKWARD_90, "keys that nobody sees not cleared", "backward_sm90/load.cuh", "item.clears_keys = any && (", "item.clears_keys = false && ("),
     (BACKWARD_90, "queries that see nothing not cleared", "backward_sm90/load.cuh", "item.clears_first = any &&", "item.clears_first = false &&"),
-    (BACKWARD_90, "dk and dv of the first head lost", "backward_sm90/backward.cuh", "        if (number > 0) {\n          const float4 y", "        if (number > 1) {\n          const float4 y"),
+    (BACKWARD_90, "dk and dv of the first head lost", "backward_sm90/consumer.cuh", "        if (number > 0) {\n          const float4 y", "        if (number > 1) {\n          const float4 y"),
     (BACKWARD_90, "dq that sees nothing kept", "backward_sm90/load.cuh", "if (!a.dq.at || a.dq.add) return;", "return;"),
-    (BACKWARD_90_SCORE, "softcap's slope left out", "backward_sm90/backward.cuh", "(capped ? 1 - x * x : 1)", "1"),
-    (BACKWARD_90_SCORE, "ALiBi of the neighbouring query", "backward_sm90/backward.cuh", "float(8 * j + i - 8 * half)", "float(8 * j + 1 - i - 8 * half)"),
-    (BACKWARD_90_SCORE, "ALiBi from where the sequences begin", "backward_sm90/backward.cuh",
+    (BACKWARD_90_PAIR, "K of the own keys for the other block's", "backward_sm90/load.cuh", "block * tile.panels() / 2 + p, block ^ 1);",
+     "block * tile.panels() / 2 + p, block);"),
+    (BACKWARD_90_PAIR, "the other block's keys not cleared", "backward_sm90/load.cuh", "if (tile.blocks > 1) clear_keys(", "if (false) clear_keys("),
+    (BACKWARD_90_PAIR, "the neighbouring columns of dq", "backward_sm90/consumer.cuh", "groups * block_of_cluster<tile>() + group; }",
+     "groups * block_of_cluster<tile>() + (group ^ 1); }"),
+    (BACKWARD_90_SCORE, "softcap's slope left out", "backward_sm90/consumer.cuh", "(capped ? 1 - x * x : 1)", "1"),
+    (BACKWARD_90_SCORE, "ALiBi of the neighbouring query", "backward_sm90/consumer.cuh", "float(8 * j + i - 8 * half)", "float(8 * j + 1 - i - 8 * half)"),
+    (BACKWARD_90_SCORE, "ALiBi from where the sequences begin", "backward_sm90/consumer.cuh",
      "first_key() + item.sequence.keys - item.sequence.queries", "first_key()"),
     (DEQUANTISED, "the scale of the neighbouring block", "cache/dequantise_sm90.cu",
      "const float d = load_half(halves),",

@@ -39,7 +39,7 @@ KNOWN = [
     ("alone merge.cuh", "run swapped_load.cuh", WARP),
     ("run many.cuh", "store many.cuh", PARTS),
     ("join_groups swapped.cuh", "join_groups swapped.cuh", TURNS),
-    ("find_dq backward.cuh", "add_dq load.cuh", WARP),
+    ("find_dq consumer.cuh", "add_dq load.cuh", WARP),
     ("load_shared_two_floats load_shared.h", "bulk_load bulk.h", LOADS),
     ("store_shared_floats load_shared.h", "bulk_load bulk.h", LOADS),
 ]

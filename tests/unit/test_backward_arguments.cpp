@@ -320,7 +320,10 @@ TEST_CASE("backward: the kernels of CUDA") {
   s.forward.softcap = 20;
   has("bwd_sm90_bf16_d128_score");
   s.forward.head_dim_v = 256;
+  has("bwd_sm90_bf16_d256_score");
+  s.forward.max_sms = 1;
   has("bwd_sm80_bf16_d256_score");
+  s.forward.max_sms = 0;
   s.forward.flags |= ATTN_BLOCK_MASK;
   s.forward.block_q = s.forward.block_k = 64;
   has("bwd_sm80_bf16_d256_mask");

@@ -1,0 +1,302 @@
+// What the warps that compute do alike, whether they divide a block's keys (by_keys.cuh) or its
+// products (by_roles.cuh).
+#pragma once
+#include "../backward/store_gradient.cuh"
+#include "../common/element.cuh"
+#include "../common/tanh.cuh"
+#include "../ptx/ex2.h"
+#include "../ptx/ldmatrix.h"
+#include "../ptx/uniform.h"
+#include "../ptx/wgmma.h"
+#include "load.cuh"
+
+namespace attn::bwd_sm90 {
+
+using device::infinity;
+
+__device__ __forceinline__ unsigned low_bits(int n) {
+  return n >= 32 ? ~0u : (1u << n) - 1;
+}
+
+// A warp that computes: 16 of the 64 keys of a subtile.
+template <class T, Tile tile, bool score>
+struct Consumer {
+  static constexpr bool bf16 = T::type == attn_element_bf16;
+  static constexpr int dim = tile.head_dim, key_panel = tile.key_panel(),
+                       query_panel = tile.query_panel();
+  using Q = Ring<tile.stages>;
+
+  const attn_sm90_backward_kernarg& a;
+  Control& c;
+  const unsigned shared;
+  const int group, warp, lane;
+
+  __device__ __forceinline__ void run_by_keys() const;
+  __device__ __forceinline__ void run_by_roles() const;
+  __device__ __forceinline__ void send_ds() const;
+
+  // Of dq's columns.
+  __device__ __forceinline__ int part() const { return groups * block_of_cluster<tile>() + group; }
+
+  // What the warp's lanes have read or written before is ordered before the arrival of one.
+  __device__ __forceinline__ void release(Barrier& barrier) const {
+    __syncwarp();
+    ptx::mbarrier_arrive_if(address(&barrier), lane == 0);
+  }
+  __device__ __forceinline__ unsigned at_16(int offset) const {
+    // The descriptors of wgmma have no block of a cluster, which an address has above these bits.
+    const unsigned at = shared + offset;
+    return ptx::uniform((tile.blocks > 1 ? at & 0x3ffff : at) / 16);
+  }
+  // Offsets in shared memory of 16 columns, in units of 16 bytes.
+  static __device__ constexpr int columns_at(int step, int panel) {
+    return (step / 4 * panel + step % 4 * 32) / 16;
+  }
+
+  // Scores, or d_out v^T: x = rows of keys times rows of queries. As wgmma leaves those of 16 keys
+  // and 64 queries in a lane, x[4 j + 2 half + i] is that of key lane / 4 + 8 half and query 8 j +
+  // lane % 4 * 2 + i.
+  __device__ __forceinline__ void multiply(float (&x)[32], unsigned long long keys,
+                                           unsigned long long queries) const {
+    ptx::forget(x);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int d = 0; d < dim / 16; ++d)
+      ptx::wgmma<bf16>(x, keys + columns_at(d, key_panel), queries + columns_at(d, query_panel),
+                       d > 0);
+    ptx::wgmma_commit();
+  }
+  // dv += P^T d_out, or dk += ds^T q.
+  __device__ __forceinline__ void add_products(float (&sum)[dim / 2], const unsigned (&x)[4][4],
+                                               unsigned long long queries) const {
+    ptx::pin(sum);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 4; ++step)
+      ptx::wgmma<bf16, true>(sum, x[step], queries + step * 128, true);
+    ptx::wgmma_commit();
+  }
+
+  // dq of tile n, or the warpgroup's columns of it, from ds of all keys of the block.
+  __device__ __forceinline__ void find_dq(unsigned n) const {
+    constexpr int count = tile.dq_columns() / 2;
+    float dq[count];
+    const int which = tile.roles() ? group : n % 2, ds_place = tile.roles() ? 0 : n % 2;
+    const unsigned parity = tile.roles() ? n & 1 : n / 2 & 1;
+    ptx::mbarrier_wait(address(&c.ds_full[ds_place]), parity);
+    const unsigned long long ds =
+        ptx::wgmma_descriptor(at_16(tile.ds_offset() + ds_place * tile.ds_bytes()), 0);
+    const int columns = tile.roles() ? part() * tile.dq_columns() : 0;
+    const unsigned long long k =
+        ptx::wgmma_descriptor(at_16(tile.k_offset() + columns / 64 * key_panel), key_panel);
+    ptx::forget(dq);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < tile.block_keys() / 16; ++step)
+      ptx::wgmma_transposed<bf16>(dq, ds + step * 128, k + step * 128, step > 0);
+    if constexpr (tile.blocks > 1) {
+      const unsigned long long peer_k = ptx::wgmma_descriptor(
+          at_16(tile.peer_k_offset() + group * tile.dq_columns() / 64 * key_panel), key_panel);
+#pragma unroll
+      for (int step = 0; step < tile.block_keys() / 16; ++step)
+        ptx::wgmma_transposed<bf16>(dq, ds + 512 + step * 128, peer_k + step * 128, true);
+    }
+    ptx::wgmma_commit();
+    ptx::mbarrier_wait(address(&c.dq_empty[which]), parity);
+    ptx::wgmma_wait<0>();
+    ptx::pin(dq);
+    release(c.ds_empty[ds_place]);
+    if (tile.blocks > 1 && lane == 0)
+      ptx::mbarrier_arrive_at(address(&c.ds_empty[ds_place]), block_of_cluster<tile>() ^ 1);
+    const unsigned place =
+        shared + tile.dq_offset() + which * tile.dq_bytes() + threadIdx.x % 128 * 16;
+    const DqTile& to = c.dq[which];
+    if (to.last == not_last) {
+#pragma unroll
+      for (int i = 0; i < count / 4; ++i) ptx::store_shared_floats(place + i * 2048, dq + 4 * i);
+    } else {
+      if (to.last == last) {
+#pragma unroll
+        for (int i = 0; i < count / 4; ++i) {
+          const float4 sum = ptx::load_shared_floats(place + i * 2048);
+          dq[4 * i] += sum.x, dq[4 * i + 1] += sum.y, dq[4 * i + 2] += sum.z,
+              dq[4 * i + 3] += sum.w;
+        }
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = 16 * warp + lane / 4 + 8 * half;
+        if (a.dq.at)
+          device::store_gradient<T>(a.dq, to.at + row * a.dq.stride[1] + columns, row < to.rows, dq,
+                                    half, a.scale, a.head_dim - columns);
+      }
+    }
+    ptx::fence_async_shared();
+    release(c.dq_full[which]);
+  }
+
+  // Scores with softcap and ALiBi: s becomes P times softcap's slope, and p is P. seen: of the
+  // lane's queries, for its key of each half. away: from its key of half 0 to its first query, in
+  // positions of which the last query and the last key have the same.
+  __device__ __forceinline__ void weigh(float (&s)[32], unsigned (&p)[4][4], unsigned stats,
+                                        const unsigned (&seen)[2], float away, int head) const {
+    const bool capped = a.into_softcap != 0;
+    const float alibi = a.alibi_slopes ? a.alibi_slopes[head] * device::log2_e : 0;
+    if (capped) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) s[i] = device::tanh_accurate(s[i] * a.into_softcap);
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 lse = ptx::load_shared_two_floats(address(&c.lse) + stats + j * 32);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float weight[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& x = s[4 * j + 2 * half + i];
+          const bool hidden = !(seen[half] >> (2 * j + i) & 1);
+          const float distance = fabsf(away + float(8 * j + i - 8 * half));
+          const float power = fmaf(-alibi, distance, fmaf(x, a.log2_scale, i ? -lse.y : -lse.x));
+          weight[i] = hidden ? 0 : ptx::ex2(power);
+          x = hidden ? 0 : weight[i] * (capped ? 1 - x * x : 1);
+        }
+        p[j / 2][j % 2 * 2 + half] = T::pack(weight[0], weight[1]);
+      }
+    }
+  }
+
+  // From products of q and k: p, and s becomes what ds is a product of, P times softcap's slope.
+  // query: the first one of the tile.
+  __device__ __forceinline__ void find_p(float (&s)[32], unsigned (&p)[4][4], unsigned stats,
+                                         const Item& item, int query, int subtile) const {
+    if constexpr (!score) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float2 lse = ptx::load_shared_two_floats(address(&c.lse) + stats + j * 32);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          s[4 * j + i] = fmaf(s[4 * j + i], a.log2_scale, i % 2 ? -lse.y : -lse.x);
+      }
+    }
+    // The lane's key of half 0, and its first query of the tile. Not in registers all along.
+    const auto first_key = [&] {
+      return item.block * tile.keys() + 64 * subtile + 16 * warp + lane / 4;
+    };
+    const auto first_query = [&] { return query + lane % 4 * 2; };
+    unsigned seen[2] = {~0u, ~0u};
+    if (query < item.whole[subtile].first || query > item.whole[subtile].last) {
+      const int key = first_key(), origin = first_query(), keys = item.sequence.keys;
+      const int from = key - item.sequence.upper + 1 - origin,
+                to = key - item.sequence.lower + 1 - origin;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        // Queries that see the key, counted from the lane's first one of the tile.
+        const int begin = min(max(from + 8 * half, 0), tile_queries),
+                  end = min(max(to + 8 * half, 0), tile_queries);
+        const auto count = [](int x) { return x / 8 * 2 + min(x % 8, 2); };
+        seen[half] = key + 8 * half < keys ? low_bits(count(end)) & ~low_bits(count(begin)) : 0;
+        if constexpr (!score) {
+#pragma unroll
+          for (int i = 0; i < 16; ++i)
+            if (!(seen[half] >> i & 1)) s[i / 2 * 4 + 2 * half + i % 2] = -infinity();
+        }
+      }
+      ptx::pin(s);
+    }
+    if constexpr (score) {
+      weigh(s, p, stats, seen,
+            float(first_query() - first_key() + item.sequence.keys - item.sequence.queries),
+            item.head);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) s[i] = ptx::ex2(s[i]);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) p[i / 4][i % 4] = T::pack(s[2 * i], s[2 * i + 1]);
+    }
+  }
+  // s: as find_p leaves it. dp: d_out v^T; it becomes ds, which is packed too.
+  __device__ __forceinline__ void find_ds(const float (&s)[32], float (&dp)[32],
+                                          unsigned (&ds)[4][4], unsigned stats) const {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 delta = ptx::load_shared_two_floats(address(&c.delta) + stats + j * 32);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        dp[4 * j + i] = s[4 * j + i] * (dp[4 * j + i] - (i % 2 ? delta.y : delta.x));
+    }
+#pragma unroll
+    for (int i = 0; i < 16; ++i) ds[i / 4][i % 4] = T::pack(dp[2 * i], dp[2 * i + 1]);
+  }
+  // Where a lane's row of ds of subtile 0 goes. Rows are keys, of 64 queries, which are 128 bytes:
+  // stmatrix stores 16 keys and 16 queries at a time.
+  __device__ __forceinline__ unsigned ds_row() const {
+    return shared + tile.ds_offset() + (16 * warp + lane % 16) * 128;
+  }
+  __device__ __forceinline__ void store_ds(unsigned row, const unsigned (&ds)[4][4]) const {
+#pragma unroll
+    for (int step = 0; step < 4; ++step)
+      ptx::stmatrix(row + ((2 * step + lane / 16 ^ lane % 8) << 4), ds[step]);
+  }
+
+  // Adds what the heads before have in kv_sum to a warp's sums of dk and dv. True: this is the last
+  // head; else the sum is there. Heads come in their order, each warp for itself.
+  // each(f): calls f(0, x), f(1, x), ... with the warp's arrays of sums.
+  template <class Each>
+  __device__ __forceinline__ bool add_heads(const Item& item, Each each) const {
+    if (a.group == 1) return true;
+    const int number = item.head % a.group;
+    const long long at = (long long)item.head_kv * a.key_blocks + item.key_block;
+    constexpr int parts = groups * tile.blocks;
+    unsigned* const turn = a.kv_turn + at * (4 * parts) + 4 * part() + warp;
+    constexpr int all = 2 * tile.keys() * dim / 4;
+    float4* const sum =
+        reinterpret_cast<float4*>(a.kv_sum) + at * all + part() * (all / parts) + threadIdx.x % 128;
+    if (number > 0) {
+      while (ptx::load_acquire(turn) < unsigned(number)) {
+      }
+      __syncwarp();
+    }
+    const bool is_last = number == a.group - 1;
+    each([&](int index, float(&x)[dim / 2]) {
+#pragma unroll
+      for (int i = 0; i < dim / 8; ++i) {
+        float4* const to = sum + (index * (dim / 8) + i) * 128;
+        if (number > 0) {
+          const float4 y = __ldcg(to);
+          x[4 * i] += y.x, x[4 * i + 1] += y.y, x[4 * i + 2] += y.z, x[4 * i + 3] += y.w;
+        }
+        if (!is_last) __stcg(to, make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]));
+      }
+    });
+    if (!is_last) {
+      __syncwarp();
+      if (lane == 0) ptx::add_release(turn);
+    }
+    return is_last;
+  }
+
+  // Stores dk or dv of a subtile. columns: those of the array.
+  __device__ __forceinline__ void store(const attn_gradient_array& g, float (&x)[dim / 2],
+                                        const Item& item, int subtile, float factor,
+                                        int columns) const {
+    if (!g.at) return;
+    const int keys = item.sequence.keys;
+    const int key = item.block * tile.keys() + 64 * subtile + 16 * warp + lane / 4;
+    // Rows after the last key, which have no gradients: a packed array has others' there, and of a
+    // padded one they become 0.
+    const int row[2] = {key, key + 8};
+    const float exists[2] = {row[0] < keys ? 1.f : 0.f, row[1] < keys ? 1.f : 0.f};
+    device::clear_rows(x, exists);
+    const int rows = a.kv.cu_seqlens || g.add ? keys : a.kv.capacity;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      device::store_gradient<T>(g,
+                                item.k_batch * g.stride[0] +
+                                    (item.k_row + (long long)row[half]) * g.stride[1] +
+                                    item.head_kv * g.stride[2],
+                                row[half] < rows, x, half, factor, columns);
+  }
+};
+
+}  // namespace attn::bwd_sm90
