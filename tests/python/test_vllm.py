@@ -323,7 +323,8 @@ class Steps(Case):
         impl, builder = self.layer(cross=True)
         encoded = (30, 17)
         k, v = (self.tensors(47, self.HEADS_KV, self.DIM) for _ in range(2))
-        common, _ = self.batch((3, 2), (3, 2), encoder_seq_lens=torch.tensor(encoded, dtype=torch.int32, device=self.DEVICE), encoder_seq_lens_cpu=np.array(encoded))
+        common, _ = self.batch((3, 2), (3, 2), encoder_seq_lens=torch.tensor(encoded, dtype=torch.int32, device=self.DEVICE),
+                               encoder_seq_lens_cpu=np.array(encoded))
         common.block_table_tensor = torch.tensor([[2, 0], [3, 1]], dtype=torch.int32, device=self.DEVICE)
         cache = self.cache(4, "tokens")
         for new, keys, values in ((3, 2), k, v), ((1, 1), None, None):
