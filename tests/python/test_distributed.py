@@ -241,7 +241,7 @@ def schemes(rank, ranks):
 
 
 def merged(rank, ranks):
-    """Where kernels do not accumulate, as on HIP, results are merged afterwards."""
+    """Where kernels do not accumulate, as on GPUs, results are merged afterwards."""
     import attn.distributed as ad
     ad._accumulates = lambda q: False
     merges, forward = Counted(ad, "_merge"), ad._forward
