@@ -3,11 +3,13 @@
 // tests/python/test_mla.py holds against formulas. Sanitized builds find what reads beyond an
 // array.
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <vector>
 
 #include "../catch.h"
+#include "api/handles.h"
 #include "attn/attn.hpp"
 #include "backend.h"
 #include "core/cache_format.h"
@@ -308,8 +310,30 @@ struct Lists {
 struct ListsAnswer {
   attn_status status = ATTN_OK;
   std::string kernel, error;
+  bool slots = false;     // keys are read where they are
+  std::string attends;    // the kernel that does, or that reads the copies
+  uint64_t launches = 0;  // of it
   std::vector<float> out, lse;
 };
+// What attn_explain says of the parts of lists_cuda: two, or none if there are no queries.
+void note_parts(attn_context* on, const attn_problem& p, ListsAnswer* to) {
+  std::string text(1 << 20, '\0');
+  size_t size = 0;
+  REQUIRE(attn_explain(on, &p, text.data(), text.size(), &size) == ATTN_OK);
+  size_t at = text.find("\"parts\":[");
+  REQUIRE(at != std::string::npos);
+  const auto next = [&] {
+    const std::string key = "\"kernel\":\"";
+    at = text.find(key, at);
+    REQUIRE(at != std::string::npos);
+    at += key.size();
+    return text.substr(at, text.find('"', at) - at);
+  };
+  const std::string first = next();
+  to->slots = first == "list_slots_cuda";
+  CHECK((to->slots || first == "gather_cuda"));
+  to->attends = next();
+}
 // Run twice: equal calls give equal bits.
 ListsAnswer answer(attn_context* on, const Lists& in, const char* kernel) {
   ListsAnswer to;
@@ -322,6 +346,8 @@ ListsAnswer answer(attn_context* on, const Lists& in, const char* kernel) {
   if (to.status != ATTN_OK) return to;
   to.error.clear();
   to.kernel = attn_plan_kernel(plan);
+  if (to.kernel == "lists_cuda") note_parts(on, p, &to);
+  const uint64_t launches = attn_launch_count(to.attends.c_str());
   Arena arena(on);
   std::vector<Buffer> buffers;
   buffers.reserve(16 * in.parts.size());
@@ -366,18 +392,22 @@ ListsAnswer answer(attn_context* on, const Lists& in, const char* kernel) {
     read(out, args.out, to.out);
     read(lse, args.lse, to.lse);
   }
+  to.launches = attn_launch_count(to.attends.c_str()) - launches;
   if (to.status != ATTN_OK) to.error = attn_last_error();
   if (to.error.empty()) to.error = arena.check_unchanged({args.out, args.lse});
   return to;
 }
 
-// Of which `least` must be taken.
-void check_lists(uint64_t first, uint64_t last, uint64_t least) {
+// Of which `least` must be taken, and on a Hopper `least_slots` without copies.
+void check_lists(uint64_t first, uint64_t last, uint64_t least, uint64_t least_slots) {
   Backend& cuda = backend_of(ATTN_BACKEND_CUDA);
   if (!cuda.context) ATTN_SKIP(cuda.reason);
   Backend& reference = backend_of(ATTN_BACKEND_REFERENCE);
   const uint64_t launches = attn_launch_count("lists_cuda");
-  uint64_t ran = 0;
+  // With all of its kernels.
+  const bool hopper =
+      cuda.context->context->driver->device().arch == "sm_90" && !std::getenv("ATTN_KERNEL_FILE");
+  uint64_t ran = 0, slots = 0;
   int rows_with_keys = 0;
   for (uint64_t seed = first; seed <= last; ++seed) {
     const Lists in(seed);
@@ -390,6 +420,21 @@ void check_lists(uint64_t first, uint64_t last, uint64_t least) {
     REQUIRE(got.status == ATTN_OK);
     CHECK(got.error == "");
     ++ran;
+    slots += got.slots;
+    INFO((got.slots ? "places for " : "copies for ") << got.attends);
+    CHECK(got.launches >= 2);
+    const bool as_q = in.shape->type == in.p.q_type;
+    if (!in.by_query || !as_q) CHECK(!got.slots);
+    // Of latent rows up to 16 heads; more of them, in one segment.
+    const int64_t group = in.p.heads_q / in.p.heads_kv;
+    const bool few = group <= 16,
+               plain = in.parts.size() == 1 && in.p.softcap == 0 && in.p.fixed_split == 0;
+    if (hopper && in.by_query && as_q && in.shape->dim == 576 && (few || plain)) {
+      CHECK(got.slots);
+      const std::string rows = !few ? "_r64_pages" : group > 8 ? "_r16" : "_r8";
+      CHECK(got.attends ==
+            std::string("mla_sm90_") + (in.p.q_type == ATTN_F16 ? "f16" : "bf16") + "_d576" + rows);
+    }
     if (stand_in()) continue;
     const ListsAnswer want = answer(reference.context, in, nullptr);
     REQUIRE(want.status == ATTN_OK);
@@ -406,16 +451,17 @@ void check_lists(uint64_t first, uint64_t last, uint64_t least) {
     CHECK(wrong == 0);
   }
   CHECK(attn_launch_count("lists_cuda") - launches == 2 * ran);
-  INFO("lists_cuda took " << ran);
+  INFO("lists_cuda took " << ran << ", " << slots << " without copies");
   CHECK(ran >= least);
+  if (hopper) CHECK(slots >= least_slots);
   if (!stand_in()) CHECK(rows_with_keys > 10 * int(least));
 }
 
 TEST_CASE("mla: lists_cuda and reference on few problems") {  // which sanitizers run
-  check_lists(1, 16, 4);
+  check_lists(1, 16, 4, 2);
 }
 TEST_CASE("mla: lists_cuda and reference on random caches and lists") {
-  check_lists(17, 130, 20);
+  check_lists(17, 130, 20, 20);
 }
 
 // Any problem of latent caches that kernels of devices take; long enough for sequences to be shared
