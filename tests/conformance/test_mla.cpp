@@ -521,5 +521,33 @@ TEST_CASE("mla: random latent caches on every kernel") {
   for (uint64_t seed = 1; seed <= 160; ++seed) check_case(device_case(seed), kernels);
 }
 
+// mla_*_r64 share these among fewer blocks: each has whole row tiles and parts of two.
+TEST_CASE("mla: more sequences than thread blocks") {
+  const auto kernels = kernels_here(Op::forward, false);
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    Draw draw{seed, 720};
+    Case c;
+    c.name = "mla-many-" + std::to_string(seed);
+    c.thinning = for_devices(seed);
+    c.seed = seed;
+    c.v_in_k = true;
+    c.head_dim = 576;
+    c.head_dim_v = 512;
+    c.batch = 150 + draw(60);
+    c.heads_kv = 1;
+    c.heads_q = seed % 2 ? 20 : 70;
+    c.seqlen_q = 1;
+    c.q_type = c.out_type = ATTN_BF16;
+    SegmentCase s;
+    s.capacity = 150;
+    s.k_type = s.v_type = c.q_type;
+    s.layout = ATTN_PAGED;
+    s.page_size = seed > 2 ? 1 : 64;
+    draw_lengths(draw, c.batch, &s);
+    c.segments.push_back(s);
+    check_case(c, kernels);
+  }
+}
+
 }  // namespace
 }  // namespace attn::test
