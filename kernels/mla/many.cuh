@@ -58,9 +58,9 @@ struct ManyShared {
   PartRecord part[records];
   alignas(8) unsigned short valid[records][4];  // by_rows: a bit for each of the unit's keys that
                                                 // is there and that some row sees
-  unsigned moved[rope_slots][4];  // whether rows of a warp have factors
-  float factor[rope_slots][64];   // of sums so far
-  float2 stats[stat_places][64];  // of a part: reference and sum of the weights
+  unsigned moved[rope_slots][4];                // whether rows of a warp have factors
+  float factor[rope_slots][64];                 // of sums so far
+  float2 stats[stat_places][64];                // of a part: reference and sum of the weights
   Found found;
 };
 // Where panels are, from the beginning of shared memory.

@@ -1,8 +1,7 @@
 //# architectures sm_90a
 // Adds up the parts of row tiles that several blocks of mla_*_r64 shared, in their order. Block x,
-// y: rows y * rows_taken and on of a row tile of column x % columns. With fewer sequences than
-// blocks of a column it is that of sequence x / columns, else what block x / columns of the column
-// began and others went on with.
+// y: rows y * rows_taken and on of a row tile of column x % columns: that of sequence x / columns,
+// or (merges_by_block) what block x / columns of the column began and others went on with.
 #include "../decode/load.cuh"
 #include "../ptx/grid.h"
 #include "parts.cuh"
@@ -18,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(merge_threads, 8)
   int b = number;
   unsigned before;
   Share share;
-  if (a.batch < a.splits) {
+  if (!merges_by_block(a.batch, a.splits)) {
     const Counted units = count_units(a, b);
     share = {units.all, unsigned(a.splits)};
     before = units.before;

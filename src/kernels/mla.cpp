@@ -118,7 +118,8 @@ Status many_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   // Enough blocks for the device, of not more rows than that takes. A block of a column leaves at
   // most one row tile to others.
   const int64_t tile_rows = std::min<int64_t>(rows, mla::tile_rows),
-                merged = tiles * std::min<int64_t>(p.batch, kernarg.a.splits);
+                merged = tiles * (mla::merges_by_block(p.batch, kernarg.a.splits) ? kernarg.a.splits
+                                                                                  : p.batch);
   attn_decode_kernarg merge = kernarg.a;
   merge.rows_taken = int(std::clamp<int64_t>(merged * tile_rows / (8 * most), 1, tile_rows));
   recipe->steps.push_back({

@@ -160,9 +160,9 @@ Status compose_lists(const Problem& p, const Machine&, const ChoosePart& choose,
   const char* const computes =
       copies ? "attention to the copies" : "attention to the keys where they are";
   const size_t attend = to.add(computes, std::move(part.problem), std::move(part.choice));
-  const size_t attend_rest = rest > 0 ? to.add(computes, std::move(part_of_rest.problem),
-                                               std::move(part_of_rest.choice))
-                                      : 0;
+  const size_t attend_rest =
+      rest > 0 ? to.add(computes, std::move(part_of_rest.problem), std::move(part_of_rest.choice))
+               : 0;
   const size_t row = size_t(most * shape.rows * shape.heads), lengths = size_t(most) * sizeof(int);
   GatherPlace place{};
   std::vector<SlotsPlace> tables;
