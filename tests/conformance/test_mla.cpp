@@ -66,6 +66,7 @@ constexpr Shape shapes[] = {{ATTN_F32, 40, 24},       {ATTN_BF16, 576, 512},
 
 struct PartOptions {
   int64_t longest = 90;
+  int64_t least_listed = 0;  // above 0: lists of keys have as many entries, or up to twice as many
   bool bad_pages = true;
   bool v_in_k = true;       // else V has an array of its own
   int64_t packed_rows = 0;  // above 0: of packed q
@@ -112,6 +113,10 @@ struct Part {
                              : s.list_block > 1                       ? 10
                              : draw.chance(2)                         ? 700
                                                                       : 40);
+      if (options.least_listed > 0) {
+        s.list_block = 1;
+        s.list_size = options.least_listed + draw(uint64_t(options.least_listed));
+      }
       s.list_queries = options.packed_rows > 0 ? 1 : draw.pick(sizes);
       s.list_heads = draw.chance(2) ? heads_kv : 1;
       if (s.layout == ATTN_PAGED && draw.chance(3)) {
@@ -244,7 +249,7 @@ struct Lists {
   bool by_query = false;  // else the sequences' keys are copied
   bool bad_pages;
 
-  explicit Lists(uint64_t seed) {
+  explicit Lists(uint64_t seed, int64_t least_listed = 0) {
     Draw draw{seed, 78};
     shape = &gathered_shapes[seed % std::size(gathered_shapes)];
     const bool latent = shape->dim == 576;
@@ -259,6 +264,7 @@ struct Lists {
     p.q_type = shape->type == ATTN_F16 ? ATTN_F16 : ATTN_BF16;
     p.out_type = ATTN_F32;
     PartOptions options{.longest = draw.chance(3) ? 1500 : 150,
+                        .least_listed = least_listed,
                         .bad_pages = draw.chance(2),
                         .v_in_k = latent || draw.chance(2)};
     bad_pages = options.bad_pages;
@@ -399,7 +405,8 @@ ListsAnswer answer(attn_context* on, const Lists& in, const char* kernel) {
 }
 
 // Of which `least` must be taken, and on a Hopper `least_slots` without copies.
-void check_lists(uint64_t first, uint64_t last, uint64_t least, uint64_t least_slots) {
+void check_lists(uint64_t first, uint64_t last, uint64_t least, uint64_t least_slots,
+                 int64_t least_listed = 0) {
   Backend& cuda = backend_of(ATTN_BACKEND_CUDA);
   if (!cuda.context) ATTN_SKIP(cuda.reason);
   Backend& reference = backend_of(ATTN_BACKEND_REFERENCE);
@@ -410,7 +417,7 @@ void check_lists(uint64_t first, uint64_t last, uint64_t least, uint64_t least_s
   uint64_t ran = 0, slots = 0;
   int rows_with_keys = 0;
   for (uint64_t seed = first; seed <= last; ++seed) {
-    const Lists in(seed);
+    const Lists in(seed, least_listed);
     // Without lists a page that does not exist is no key, but has positions.
     if (!in.by_query && in.bad_pages) continue;
     INFO("seed " << seed << " " << dtype_name(in.shape->type) << " " << in.shape->dim);
@@ -462,6 +469,11 @@ TEST_CASE("mla: lists_cuda and reference on few problems") {  // which sanitizer
 }
 TEST_CASE("mla: lists_cuda and reference on random caches and lists") {
   check_lists(17, 130, 20, 20);
+}
+
+// More entries than list_slots_cuda looks at once, and several units of the kernels that attend.
+TEST_CASE("mla: lists_cuda and reference on long lists") {
+  check_lists(201, 240, 10, 5, 1100);
 }
 
 // Any problem of latent caches that kernels of devices take; long enough for sequences to be shared
@@ -521,8 +533,8 @@ TEST_CASE("mla: random latent caches on every kernel") {
   for (uint64_t seed = 1; seed <= 160; ++seed) check_case(device_case(seed), kernels);
 }
 
-// mla_*_r64 share these among fewer blocks: each has whole row tiles and parts of two.
-TEST_CASE("mla: more sequences than thread blocks") {
+// mla_*_r64 share these among few blocks: each has whole row tiles and parts of two.
+TEST_CASE("mla: many more sequences than thread blocks") {
   const auto kernels = kernels_here(Op::forward, false);
   for (uint64_t seed = 1; seed <= 4; ++seed) {
     Draw draw{seed, 720};
@@ -537,6 +549,7 @@ TEST_CASE("mla: more sequences than thread blocks") {
     c.heads_kv = 1;
     c.heads_q = seed % 2 ? 20 : 70;
     c.seqlen_q = 1;
+    c.max_sms = 8;
     c.q_type = c.out_type = ATTN_BF16;
     SegmentCase s;
     s.capacity = 150;

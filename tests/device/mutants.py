@@ -37,11 +37,13 @@ BACKWARD_90 = "bwd_sm90_bf16_d64"
 BACKWARD_90_SCORE = "bwd_sm90_bf16_d64_score"
 BACKWARD_90_PAIR = "bwd_sm90_bf16_d256"
 LISTS = "lists_cuda"
+LATENT = "mla_sm90_bf16_d576_r64_pages"
 SHARDS = "shards_cuda"
 # Of kernels that are several launches, and where tests take others beside them, the files of all.
 SOURCES = {SHARDS: ["merge/accumulate_cuda.cu", "merge/wait_cuda.cu", "stubs/fwd_sm80_bf16_d128.cu"],
            LISTS: ["cache/gather_cuda.cu", "cache/list_slots_cuda.cu", "cache/gather_lse_cuda.cu", "stubs/mla_sm90_bf16_d576_r32.cu",
                    "stubs/mla_sm90_bf16_d576_r64_pages.cu", "mla/mla_merge_sm90.cu"],
+           LATENT: ["stubs/mla_sm90_bf16_d576_r64_pages.cu", "mla/mla_merge_sm90.cu"],
            DEQUANTISED: ["cache/dequantise_sm90.cu", "stubs/fwd_sm90_f16_d64.cu"],
            MIXED: ["stubs/fwd_sm90_bf16_d128_paged.cu", "stubs/decode_sm90_bf16_d128_r16.cu"],
            ROLL: ["cache/kv_roll_cuda.cu", "cache/kv_append_cuda.cu"],
@@ -55,6 +57,7 @@ SOURCES = {SHARDS: ["merge/accumulate_cuda.cu", "merge/wait_cuda.cu", "stubs/fwd
                                "stubs/fwd_sm80_bf16_d64.cu", "stubs/fwd_sm80_bf16_d64_score.cu"]}
 TESTS = {SHARDS: ["cuda: results are added*,cuda: segments are read*"],
          LISTS: ["mla: lists_cuda*"],
+         LATENT: ["mla: random latent caches*,mla: many more sequences*"],
          DECODE: ["decode: random problems,kv_begin: random problems"],
          APPEND: ["kv_append: random layouts*,kv_append: many tokens*,kv_append: heads*,kv_append: slots"], QUANTIZE: ["quantize: *"], ROLL: ["kv_roll: *"],
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *,scales: *"],
@@ -96,9 +99,10 @@ MUTANTS = [
     (LISTS, "the next sequence's first key one row early", "cache/list_slots_cuda.cu", "key.entry * to.entry_slots", "key.entry * (to.entry_slots - 1)"),
     (LISTS, "places of the 1024 keys before overwritten", "cache/list_slots_cuda.cu", "before += kept.all;", "before = kept.all;"),
     (LISTS, "the neighbour's number of places", "cache/list_slots_cuda.cu", "to.lengths[item] =", "to.lengths[item > 0 ? item - 1 : 0] ="),
-    (LISTS, "rope columns of the next unit", "mla/many.cuh", "if (by_rows && which == 1) feed.load_rope(n + rope_slots, rope_slot);\n        feed.load_half(n + half_slots, half);",
+    (LATENT, "rope columns of the next unit", "mla/many.cuh", "if (by_rows && which == 1) feed.load_rope(n + rope_slots, rope_slot);\n        feed.load_half(n + half_slots, half);",
      "feed.load_half(n + half_slots, half);\n        if (by_rows && which == 1) feed.load_rope(n + rope_slots, rope_slot);"),
-    (LISTS, "keys that are not there kept", "mla/many.cuh", "!(there >> key & 1)", "false"),
+    (LATENT, "keys of bad pages kept", "mla/many.cuh", "!(there >> key & 1)", "false"),
+    (LATENT, "merged row tiles of the block before", "mla/mla_merge_sm90.cu", "find_share(a, column, number + 1)", "find_share(a, column, number)"),
     (LISTS, "a row of nobody with a sink", "cache/gather_lse_cuda.cu", "row >= a.cu_seqlens_q[a.batch]", "row > a.cu_seqlens_q[a.batch]"),
     (MERGE, "a part left out", "merge/merge_cuda.cu", "s < a.num_parts; ++s", "s < a.num_parts - 1; ++s"),
     (MERGE, "a part's sum without its size", "merge/merge_cuda.cu", "expf(lse - highest) : 0.0f", "1.0f : 0.0f"),
