@@ -7,12 +7,16 @@
 // Weights take the place of the unit's rope columns in shared memory, which its scores read last.
 // The sums of a unit may begin when the scores of the next one are nearly done, so that they hide
 // its softmax.
+//
+// A unit comes by the copy engine, asked for by one warp of each of 1 and 2; or (by_rows) row by
+// row, of pages of any size, by all of their warps.
 #pragma once
 #include "../common/lengths.cuh"
 #include "../decode/load.cuh"
 #include "../decode/query.cuh"
 #include "../ptx/grid.h"
 #include "../ptx/load_shared.h"
+#include "../ptx/prefetch.h"
 #include "../ptx/tma.h"
 #include "../ptx/uniform.h"
 #include "../ptx/warpgroup.h"
@@ -37,6 +41,10 @@ struct UnitRecord {
   unsigned word;  // number of its part << 8 | UnitFlags
   int row, entry;
 };
+// Of UnitRecord::word.
+__device__ __forceinline__ unsigned stat_place(unsigned word) {
+  return (word >> 8) % stat_places;
+}
 struct PartRecord {
   Head at;
   int end;                // after the last key that some row sees
@@ -48,9 +56,11 @@ struct ManyShared {
   Barrier full_rope[rope_slots], empty_rope[rope_slots], weighed[rope_slots];
   UnitRecord unit[records];
   PartRecord part[records];
-  unsigned moved[rope_slots][4];  // whether rows of a warp have factors
-  float factor[rope_slots][64];   // of sums so far
-  float2 stats[stat_places][64];  // of a part: reference and sum of the weights
+  alignas(8) unsigned short valid[records][4];  // by_rows: a bit for each of the unit's keys that
+                                                // is there and that some row sees
+  unsigned moved[rope_slots][4];                // whether rows of a warp have factors
+  float factor[rope_slots][64];                 // of sums so far
+  float2 stats[stat_places][64];                // of a part: reference and sum of the weights
   Found found;
 };
 // Where panels are, from the beginning of shared memory.
@@ -80,7 +90,7 @@ struct Place {
   }
 };
 
-template <int type>
+template <int type, bool by_rows>
 struct Scores {
   using T = device::ElementOf<type>;
   static constexpr bool bf16 = type == attn_element_bf16;
@@ -140,7 +150,6 @@ struct Scores {
   __device__ __forceinline__ void run() {
     Place half, rope_slot;
     unsigned due = 0;  // the barrier of the weights before, which nobody has been told of yet
-    int stat = 0;
     float s[32];
     const auto tell = [&] {
       if (due && lane() == 0) ptx::mbarrier_arrive(due);
@@ -158,6 +167,8 @@ struct Scores {
     for (unsigned n = 0;; ++n) {
       wait_for(shared.full_half[0][half.slot], half.parity);
       wait_for(shared.full_half[1][half.slot], half.parity);
+      if constexpr (by_rows)
+        ptx::fence_async_shared();  // the matrix unit reads what cp.async wrote
       const UnitRecord unit = shared.unit[n % records];
       if (n > 0 && unit.word & begins_part) begin_part(shared.part[(unit.word >> 8) % records]);
       const unsigned long long k0 = descriptor(half_place(base, 0, half.slot)),
@@ -180,6 +191,7 @@ struct Scores {
       for (int step = q_steps; step < 32; ++step)
         ptx::wgmma<bf16>(s, q_last + step_of(step - q_steps), k1 + step_of(step - 16), true);
       wait_for(shared.full_rope[rope_slot.slot], rope_slot.parity);
+      if constexpr (by_rows) ptx::fence_async_shared();
       ptx::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
@@ -192,15 +204,15 @@ struct Scores {
       ptx::wgmma_wait<0>();
       ptx::pin(s);
       const bool last = unit.word & ends_part;
-      weigh(s, unit, rope_slot.slot);
+      weigh(s, unit, valid_keys(unit, n), rope_slot.slot);
       if (last) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const float all = device::row_sum(sum[i]);
           if (lane() % 4 == 0)
-            shared.stats[stat][16 * warp() + lane() / 4 + 8 * i] = make_float2(reference[i], all);
+            shared.stats[stat_place(unit.word)][16 * warp() + lane() / 4 + 8 * i] =
+                make_float2(reference[i], all);
         }
-        if (++stat == stat_places) stat = 0;
       }
       ptx::fence_async_shared();
       __syncwarp();
@@ -212,17 +224,28 @@ struct Scores {
     }
   }
 
+  // A bit for each of the unit's keys that has a row in shared memory.
+  __device__ __forceinline__ unsigned long long valid_keys(const UnitRecord& unit,
+                                                           unsigned number) const {
+    if constexpr (by_rows)
+      return *reinterpret_cast<const unsigned long long*>(shared.valid[number % records]);
+    else
+      return unit.word & has_no_keys ? 0 : ~0ull;
+  }
+
   // Scores become weights, which go to where the rope columns were.
-  __device__ __forceinline__ void weigh(float (&s)[32], const UnitRecord& unit, int slot) {
+  __device__ __forceinline__ void weigh(float (&s)[32], const UnitRecord& unit,
+                                        unsigned long long valid, int slot) {
     const float scale = a.scale * device::log2_e;
 #pragma unroll
     for (int j = 0; j < 32; ++j) s[j] *= scale;
-    if (unit.first + unit_keys > all_end || unit.word & has_no_keys) {
-      const int first = unit.first + lane() % 4 * 2;
+    if (unit.first + unit_keys > all_end || valid != ~0ull) {
+      const int own = lane() % 4 * 2, first = unit.first + own;
+      const unsigned long long there = valid >> own;
 #pragma unroll
       for (int j = 0; j < 32; ++j) {
-        const int key = first + j / 4 * 8 + j % 2;
-        if (key >= end[j / 2 % 2] || unit.word & has_no_keys) s[j] = -device::infinity();
+        const int key = j / 4 * 8 + j % 2;
+        if (first + key >= end[j / 2 % 2] || !(there >> key & 1)) s[j] = -device::infinity();
       }
     }
     float most[2] = {s[0], s[2]};
@@ -263,7 +286,21 @@ struct Scores {
   }
 };
 
-// Walks over the block's units and loads one half of each. By all lanes of a warp.
+__device__ __forceinline__ PartRecord part_of(const attn_decode_kernarg& a, int b, int tile,
+                                              int length, unsigned begin, int units) {
+  const int first_row = tile % a.row_tiles * tile_rows,
+            rows = min(a.seqlen_q * a.group - first_row, tile_rows),
+            last_query = (first_row + rows - 1) / a.group;
+  const KeyBand seen = a.mask.band(a.seqlen_q, length);
+  return {{b, tile / a.row_tiles, first_row, a.seqlen_q, length, 0},
+          device::clamp(last_query + seen.upper, 0, length),
+          begin,
+          unsigned(units)};
+}
+
+// Walks over the block's units and loads one half of each. By all lanes of a warp, or (by_rows) of
+// the warpgroup's four, each of which loads 16 keys of a unit.
+template <bool by_rows>
 struct Feed {
   const attn_decode_kernarg& a;
   const decode::Maps& maps;
@@ -271,53 +308,65 @@ struct Feed {
   const unsigned base;
   const int which;
   int b, tile;  // of the unit to be loaded
-  int unit, units, length, row0, entry, h;
-  unsigned left, part = 0, number = 0, rope_number = 0;  // units that are left, those before
-  Place half{0, 1}, rope_slot{0, 1};
+  int unit, length, row0, entry, h;
+  unsigned part = 0;
+  unsigned long long key_row = 0;  // by_rows: address of key lane() % 16 of the warp's; 0: no key
 
-  static __device__ __forceinline__ bool leads() { return threadIdx.x % 32 == 0; }
+  static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+  static __device__ __forceinline__ int warp() { return threadIdx.x / 32 % 4; }
+  static __device__ __forceinline__ bool leads() {
+    return (by_rows ? threadIdx.x % 128 : threadIdx.x % 32) == 0;
+  }
 
+  // Units of the block.
+  __device__ __forceinline__ unsigned all() const { return shared.found.end - shared.found.begin; }
   __device__ __forceinline__ void begin() {
     const Found& found = shared.found;
-    b = found.b, tile = found.tile, unit = found.unit, left = found.end - found.begin;
+    b = found.b, tile = found.tile, unit = found.unit;
     begin_sequence();
     look_up();
   }
   __device__ __forceinline__ void begin_sequence() {
     const Span keys = segment_span(a.segment[0].lengths, b);
-    length = keys.length, row0 = int(keys.begin), units = units_of(length);
+    length = keys.length, row0 = int(keys.begin);
     h = tile / a.row_tiles;
   }
   __device__ __forceinline__ void look_up() {
     const attn_decode_segment& s = a.segment[0];
     entry = s.lengths.cu_seqlens ? 0 : b;
     if (!s.block_table) return;
-    const int page = decode::page_of(s, unit * unit_keys);
+    const int page = decode::page_of(s, unit * unit_keys + own_key());
     entry = page < s.max_pages ? s.block_table[b * (long long)s.max_pages + page] : -1;
     if (unsigned(entry) >= unsigned(s.num_pages)) entry = s.num_pages;  // zeros come from there
   }
+  // by_rows: the lane's, in its unit.
+  static __device__ __forceinline__ int own_key() {
+    return by_rows ? 16 * warp() + lane() % 16 : 0;
+  }
   __device__ __forceinline__ int row_of_unit() const {
     const attn_decode_segment& s = a.segment[0];
-    return s.block_table ? decode::slot_of(s, unit * unit_keys) : row0 + unit * unit_keys;
+    const int key = unit * unit_keys + own_key();
+    return s.block_table ? decode::slot_of(s, key) : row0 + key;
   }
   // The next unit to L2: its rope columns have little time once there is a place for them.
   __device__ __forceinline__ void prefetch() const {
-    if (!leads()) return;
+    if (by_rows || !leads()) return;
     const int row = row_of_unit();
 #pragma unroll
     for (int i = 0; i < half_panels; ++i)
       ptx::tma_prefetch(&maps[0].v, 64 * (half_panels * which + i), row, h, entry);
     if (which == 1) ptx::tma_prefetch(&maps[0].k, 0, row, h, entry);
   }
-  // The half of the next unit, if there is one.
-  __device__ __forceinline__ void load_half() {
+  // The half of the next unit, which has this number in the block, if there is one.
+  __device__ __forceinline__ void load_half(unsigned number, const Place& half) {
+    const unsigned left = all() - min(number, all());
     if (left == 0) return;
     const attn_decode_segment& s = a.segment[0];
     wait(shared.empty_half[which][half.slot], half.parity);
-    const int first = unit * unit_keys, row = row_of_unit();
+    const int first = unit * unit_keys, row = row_of_unit(), units = units_of(length);
     const bool begins = number == 0 || unit == 0, ends = unit + 1 == units || left == 1;
     if (which == 1 && leads()) {
-      const bool none = s.block_table && entry == s.num_pages;
+      const bool none = !by_rows && s.block_table && entry == s.num_pages;
       shared.unit[number % records] = {first,
                                        part << 8 | (begins ? begins_part : 0u) |
                                            (ends ? ends_part : 0u) | (left == 1 ? ends_block : 0u) |
@@ -327,18 +376,21 @@ struct Feed {
         shared.part[part % records] =
             part_of(a, b, tile, length, shared.found.end - left - unit, units);
     }
-    __syncwarp();
     const unsigned full = address(&shared.full_half[which][half.slot]),
                    to = half_place(base, which, half.slot);
-    ptx::mbarrier_arrive_expect_if(full, half_bytes, leads());
+    if constexpr (by_rows) {
+      find_key_row(number, first, row);
+      copy_half(to, full);
+    } else {
+      __syncwarp();
+      ptx::mbarrier_arrive_expect_if(full, half_bytes, leads());
 #pragma unroll
-    for (int i = 0; i < half_panels; ++i)
-      ptx::tma_load_if(to + i * panel_bytes, &maps[0].v, full, 64 * (half_panels * which + i), row,
-                       h, entry, leads());
-    half.next(half_slots);
-    ++number;
+      for (int i = 0; i < half_panels; ++i)
+        ptx::tma_load_if(to + i * panel_bytes, &maps[0].v, full, 64 * (half_panels * which + i),
+                         row, h, entry, leads());
+    }
     part += ends;
-    if (--left == 0) return;
+    if (left == 1) return;
     if (++unit == units) {
       unit = 0;
       if (++b == a.batch) b = 0, ++tile;
@@ -348,35 +400,75 @@ struct Feed {
     prefetch();
     __syncwarp();
   }
-  // The rope columns of the unit after the last one whose rope was loaded.
-  __device__ __forceinline__ void load_rope() {
-    if (rope_number == number) return;
-    const UnitRecord of = shared.unit[rope_number % records];
-    const int h = shared.part[(of.word >> 8) % records].at.h;
-    wait(shared.empty_rope[rope_slot.slot], rope_slot.parity);
-    const unsigned full = address(&shared.full_rope[rope_slot.slot]);
-    ptx::mbarrier_arrive_expect_if(full, panel_bytes, leads());
-    ptx::tma_load_if(rope_place(base, rope_slot.slot), &maps[0].k, full, 0, of.row, h, of.entry,
-                     leads());
-    rope_slot.next(rope_slots);
-    ++rope_number;
+  // first: the unit's first key; row: of the lane's key in its page.
+  __device__ __forceinline__ void find_key_row(unsigned number, int first, int row) {
+    const attn_decode_segment& s = a.segment[0];
+    // Values of keys that no row sees may be anything, and 0 * NaN is NaN. All rows see what is
+    // before the last keys.
+    const int end =
+        first + unit_keys + a.seqlen_q > length ? part_of(a, b, tile, length, 0, 0).end : length;
+    const bool there =
+        first + own_key() < end && !(s.block_table && unsigned(entry) >= unsigned(s.num_pages));
+    key_row = there ? reinterpret_cast<unsigned long long>(s.v) +
+                          2 * (entry * s.v_stride[0] + row * s.v_stride[1] + h * s.v_stride[2])
+                    : 0;
+    if (which == 0) return;
+    const unsigned valid = __ballot_sync(0xffffffff, there);
+    if (lane() == 0) shared.valid[number % records][warp()] = (unsigned short)valid;
+    // Its rope columns are asked for a unit later, and have less time then.
+    if (there && lane() < 16)
+      ptx::prefetch_l2(reinterpret_cast<const char*>(key_row) + 2 * latent_columns);
+  }
+  // The half of each of the warp's rows at once; a key that is not there becomes zeros.
+  __device__ __forceinline__ void copy_half(unsigned to, unsigned full) const {
+    constexpr int half_row = 2 * latent_columns / 2;  // bytes: 16 of each lane
+    to += lane() / 8 * panel_bytes + 16 * warp() * 128;
+#pragma unroll
+    for (int r = 0; r < 16; ++r) {
+      const unsigned long long from = __shfl_sync(0xffffffff, key_row, r);
+      ptx::cp_async_16(to + device::chunk_offset<128>(r, lane() % 8),
+                       reinterpret_cast<const char*>(from) + which * half_row + 16 * lane(),
+                       from != 0);
+    }
+    arrive(full);
+  }
+  __device__ __forceinline__ void copy_rope(unsigned to, unsigned full) const {
+    to += 16 * warp() * 128;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int r = 4 * i + lane() / 8;
+      const unsigned long long from = __shfl_sync(0xffffffff, key_row, r);
+      ptx::cp_async_16(to + device::chunk_offset<128>(r, lane() % 8),
+                       reinterpret_cast<const char*>(from) + 2 * latent_columns + 16 * (lane() % 8),
+                       from != 0);
+    }
+    arrive(full);
+  }
+  // Of each thread when its copies are there, and of each warp after its other stores.
+  __device__ __forceinline__ void arrive(unsigned full) const {
+    ptx::cp_async_arrive(full);
+    __syncwarp();
+    if (lane() == 0) ptx::mbarrier_arrive(full);
   }
 
-  static __device__ __forceinline__ PartRecord part_of(const attn_decode_kernarg& a, int b,
-                                                       int tile, int length, unsigned begin,
-                                                       int units) {
-    const int first_row = tile % a.row_tiles * tile_rows,
-              rows = min(a.seqlen_q * a.group - first_row, tile_rows),
-              last_query = (first_row + rows - 1) / a.group;
-    const KeyBand seen = a.mask.band(a.seqlen_q, length);
-    return {{b, tile / a.row_tiles, first_row, a.seqlen_q, length, 0},
-            device::clamp(last_query + seen.upper, 0, length),
-            begin,
-            unsigned(units)};
+  // The rope columns of a unit whose half is on its way; by_rows: of the last one.
+  __device__ __forceinline__ void load_rope(unsigned number, const Place& rope_slot) {
+    if (number >= all()) return;
+    wait(shared.empty_rope[rope_slot.slot], rope_slot.parity);
+    const unsigned full = address(&shared.full_rope[rope_slot.slot]),
+                   to = rope_place(base, rope_slot.slot);
+    if constexpr (by_rows) {
+      copy_rope(to, full);
+    } else {
+      const UnitRecord of = shared.unit[number % records];
+      const int h = shared.part[(of.word >> 8) % records].at.h;
+      ptx::mbarrier_arrive_expect_if(full, panel_bytes, leads());
+      ptx::tma_load_if(to, &maps[0].k, full, 0, of.row, h, of.entry, leads());
+    }
   }
 };
 
-template <int type>
+template <int type, bool by_rows>
 struct Sums {
   static constexpr bool bf16 = type == attn_element_bf16;
   const attn_decode_kernarg& a;
@@ -390,22 +482,23 @@ struct Sums {
 
   __device__ __forceinline__ void run(const decode::Maps& maps) {
     float o[128];
-    Feed feed{a, maps, shared, base, which};
-    const bool loads = __shfl_sync(0xffffffff, threadIdx.x / 32, 0) % 4 == 0;
+    Feed<by_rows> feed{a, maps, shared, base, which};
+    const bool loads = by_rows || __shfl_sync(0xffffffff, threadIdx.x / 32, 0) % 4 == 0;
     if (loads) {
       feed.begin();
 #pragma unroll 1
       for (int i = 0; i < half_slots; ++i) {
-        feed.load_half();
-        if (which == 1 && i < rope_slots) feed.load_rope();
+        feed.load_half(i, {i, 1});
+        if (which == 1 && i < rope_slots) feed.load_rope(i, {i, 1});
       }
     }
-    Place half, rope_slot;
-    int stat = 0;
 #pragma unroll 1
-    for (unsigned n = 0;; ++n) {
+    for (unsigned n = 0;; ++n) {  // there are few registers for more than n
+      const Place half{int(n % half_slots), n / half_slots % 2},
+          rope_slot{int(n % rope_slots), n / rope_slots % 2};
       wait(shared.weighed[rope_slot.slot], rope_slot.parity);
-      wait(shared.full_half[which][half.slot], half.parity);  // long since; for what TMA wrote
+      wait(shared.full_half[which][half.slot], half.parity);  // long since; for what came
+      if constexpr (by_rows) ptx::fence_async_shared();
       const int first = shared.unit[n % records].first;
       const unsigned word = shared.unit[n % records].word;
       const PartRecord& part = shared.part[(word >> 8) % records];
@@ -416,7 +509,7 @@ struct Sums {
 #pragma unroll
         for (int j = 0; j < 128; ++j) o[j] *= factor[j / 2 % 2];
       }
-      if (first + unit_keys > part.end) clear(v, part.end - first);
+      if (!by_rows && first + unit_keys > part.end) clear(v, part.end - first);
       const unsigned long long v_matrix = descriptor(v, panel_bytes),
                                p_matrix = descriptor(rope_place(base, rope_slot.slot));
       ptx::pin(o);
@@ -434,16 +527,13 @@ struct Sums {
       }
       __syncwarp();
       if (loads) {
-        feed.load_half();
-        if (which == 1) feed.load_rope();
+        // by_rows: copies arrive in their order.
+        if (by_rows && which == 1) feed.load_rope(n + rope_slots, rope_slot);
+        feed.load_half(n + half_slots, half);
+        if (!by_rows && which == 1) feed.load_rope(n + rope_slots, rope_slot);
       }
-      if (word & ends_part) {
-        store(o, part, stat);
-        if (++stat == stat_places) stat = 0;
-      }
+      if (word & ends_part) store(o, part, stat_place(word));
       if (word & ends_block) return;
-      half.next(half_slots);
-      rope_slot.next(rope_slots);
     }
   }
 
@@ -490,7 +580,7 @@ struct Sums {
   }
 };
 
-template <int type>
+template <int type, bool by_rows>
 __device__ __forceinline__ void many(const attn_decode_sm90_kernarg& kernarg) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   ManyShared& shared = *reinterpret_cast<ManyShared*>(shared_memory);
@@ -498,30 +588,33 @@ __device__ __forceinline__ void many(const attn_decode_sm90_kernarg& kernarg) {
   const unsigned base = address(shared_memory);
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) {
+    constexpr int arrivals = by_rows ? 128 + 4 : 1;  // of what a warpgroup loads
     for (int which = 0; which < 2; ++which)
       for (int i = 0; i < half_slots; ++i) {
-        ptx::mbarrier_init(address(&shared.full_half[which][i]), 1);
+        ptx::mbarrier_init(address(&shared.full_half[which][i]), arrivals);
         ptx::mbarrier_init(address(&shared.empty_half[which][i]), 4);
       }
     for (int i = 0; i < rope_slots; ++i) {
-      ptx::mbarrier_init(address(&shared.full_rope[i]), 1);
+      ptx::mbarrier_init(address(&shared.full_rope[i]), arrivals);
       ptx::mbarrier_init(address(&shared.empty_rope[i]), 8);
       ptx::mbarrier_init(address(&shared.weighed[i]), 4);
     }
-    ptx::tma_prefetch_map(&kernarg.map[0].k);
-    ptx::tma_prefetch_map(&kernarg.map[0].v);
+    if (!by_rows) {
+      ptx::tma_prefetch_map(&kernarg.map[0].k);
+      ptx::tma_prefetch_map(&kernarg.map[0].v);
+    }
   }
   ptx::mbarrier_init_fence();
   ptx::grid_let_next_start();
   ptx::grid_wait();
   if (warp == 0) {
-    const Found found = find_share(a);
+    const Found found = find_share(a, blockIdx.x % a.columns, blockIdx.x / a.columns);
     if (threadIdx.x == 0) {
       shared.found = found;
       if (found.begin < found.end) {
         const int length = segment_span(a.segment[0].lengths, found.b).length;
-        shared.part[0] = Feed::part_of(a, found.b, found.tile, length, found.begin - found.unit,
-                                       units_of(length));
+        shared.part[0] =
+            part_of(a, found.b, found.tile, length, found.begin - found.unit, units_of(length));
       }
     }
   }
@@ -529,10 +622,10 @@ __device__ __forceinline__ void many(const attn_decode_sm90_kernarg& kernarg) {
   if (shared.found.begin == shared.found.end) return;
   if (warp < 4) {
     ptx::registers_grow<184>();
-    Scores<type>{a, shared, base}.run();
+    Scores<type, by_rows>{a, shared, base}.run();
   } else {
     ptx::registers_shrink<160>();
-    Sums<type>{a, shared, base, warp / 4 - 1}.run(kernarg.map);
+    Sums<type, by_rows>{a, shared, base, warp / 4 - 1}.run(kernarg.map);
   }
 }
 
@@ -543,5 +636,5 @@ __device__ __forceinline__ void many(const attn_decode_sm90_kernarg& kernarg) {
       attn::mla::many_variants[attn::find_variant(attn::mla::many_variants, #NAME)]; \
   extern "C" __global__ void __launch_bounds__(attn::mla::many_threads, 1)           \
       NAME(const __grid_constant__ attn_decode_sm90_kernarg a) {                     \
-    attn::mla::many<NAME##_variant.type>(a);                                         \
+    attn::mla::many<NAME##_variant.type, NAME##_variant.by_rows>(a);                 \
   }

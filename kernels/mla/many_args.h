@@ -3,6 +3,8 @@
 #ifndef ATTN_KERNELS_MLA_MANY_ARGS_H
 #define ATTN_KERNELS_MLA_MANY_ARGS_H
 
+#include "../shared/host_device.h"
+
 namespace attn::mla {
 
 constexpr int tile_rows = 64, latent_columns = 512;
@@ -10,6 +12,11 @@ constexpr int many_threads = 384;
 constexpr int many_shared_bytes = 227 << 10;  // all that a block can have
 
 constexpr int merge_threads = 128;  // with four columns of a row each
+// Whether blocks of mla_merge_sm90 are counted by the row tiles that blocks of a column share: few
+// of very many. To find these takes longer than to look at a sequence.
+ATTN_HOST_DEVICE constexpr bool merges_by_block(long long batch, int splits) {
+  return batch > 8ll * splits;
+}
 
 }  // namespace attn::mla
 #endif

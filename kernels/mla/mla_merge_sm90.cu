@@ -1,6 +1,7 @@
 //# architectures sm_90a
 // Adds up the parts of row tiles that several blocks of mla_*_r64 shared, in their order. Block x,
-// y: rows y * rows_taken and on of row tile x % (heads_kv * row_tiles) of a sequence.
+// y: rows y * rows_taken and on of a row tile of column x % columns: that of sequence x / columns,
+// or (merges_by_block) what block x / columns of the column began and others went on with.
 #include "../decode/load.cuh"
 #include "../ptx/grid.h"
 #include "parts.cuh"
@@ -12,11 +13,25 @@ extern "C" __global__ void __launch_bounds__(merge_threads, 8)
     mla_merge_sm90(const __grid_constant__ attn_decode_kernarg a) {
   ptx::grid_let_next_start();
   ptx::grid_wait();
-  const int column = blockIdx.x % a.columns, b = blockIdx.x / a.columns;
-  const Counted units = count_units(a, b);
+  const int column = blockIdx.x % a.columns, number = blockIdx.x / a.columns;
+  int b = number;
+  unsigned before;
+  Share share;
+  if (!merges_by_block(a.batch, a.splits)) {
+    const Counted units = count_units(a, b);
+    share = {units.all, unsigned(a.splits)};
+    before = units.before;
+  } else {
+    if (number + 1 == a.splits) return;
+    const Found next = find_share(a, column, number + 1);
+    if (next.unit == 0) return;
+    share = next.share;
+    before = next.begin - next.unit;
+    b = next.b;
+    if (share.block_of(before) != number) return;
+  }
   const int keys = segment_span(a.segment[0].lengths, b).length;
-  const Share share = {units.all, unsigned(a.splits)};
-  const Parts parts(a, share, units.before, units_of(keys));
+  const Parts parts(a, share, before, units_of(keys));
   if (parts.count == 1) return;
   const Head at = {b, column / a.row_tiles, column % a.row_tiles * tile_rows, a.seqlen_q, keys, 0};
   const int used = min(a.seqlen_q * a.group - at.first_row, tile_rows), lane = threadIdx.x % 32;

@@ -21,7 +21,7 @@ struct Counted {
 };
 __device__ __forceinline__ Counted count_units(const attn_decode_kernarg& a, int b) {
   Counted counted = {0, 0};
-#pragma unroll 1
+#pragma unroll 4
   for (int i = threadIdx.x % 32; i < a.batch; i += 32) {
     const unsigned units = units_of(segment_span(a.segment[0].lengths, i).length);
     counted.all += units;
@@ -38,15 +38,14 @@ struct Found {
   unsigned begin, end;
   int b, tile, unit;
 };
-// By all lanes of a warp.
-__device__ __forceinline__ Found find_share(const attn_decode_kernarg& a) {
-  const int tiles = a.heads_kv * a.row_tiles, column = blockIdx.x % a.columns,
-            row = blockIdx.x / a.columns, lane = threadIdx.x % 32;
+// Of block `row` of a column. By all lanes of a warp.
+__device__ __forceinline__ Found find_share(const attn_decode_kernarg& a, int column, int row) {
+  const int tiles = a.heads_kv * a.row_tiles, lane = threadIdx.x % 32;
   const int first = (long long)column * tiles / a.columns,
             last = (column + 1ll) * tiles / a.columns;
   const unsigned all = count_units(a, 0).all;
   Found found;
-  found.share = {all * (last - first), gridDim.x / a.columns};
+  found.share = {all * (last - first), unsigned(a.splits)};
   found.begin = found.share.begin(row), found.end = found.share.begin(row + 1);
   found.tile = first + found.begin / all;
   found.b = found.unit = 0;

@@ -22,6 +22,7 @@ struct Variant {
   // so that a unit is loaded once.
   DecodeTile tile;
   int local_bytes = 0;
+  bool by_rows = false;  // pages of any size, of which each row is loaded by itself
 
   ATTN_HOST_DEVICE constexpr int latent() const { return tile.head_dim_v; }
   ATTN_HOST_DEVICE constexpr int head_dim() const { return latent() + rope; }
@@ -42,6 +43,8 @@ constexpr Variant few_variants[] = {
 constexpr Variant many_variants[] = {
     {.name = "mla_sm90_bf16_d576_r64", .type = bf16, .tile = d576.with_rows(64).of_any_rows()},
     {.name = "mla_sm90_f16_d576_r64", .type = f16, .tile = d576.with_rows(64).of_any_rows()},
+    {.name = "mla_sm90_bf16_d576_r64_pages", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .by_rows = true},
+    {.name = "mla_sm90_f16_d576_r64_pages", .type = f16, .tile = d576.with_rows(64).of_any_rows(), .by_rows = true},
 };
 // clang-format on
 

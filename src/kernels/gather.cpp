@@ -1,6 +1,6 @@
 // The kernel lists_cuda: attention over lists of keys, and over caches whose types no other kernel
-// of CUDA reads, by a copy of the keys and a kernel that knows nothing of lists (plan/gather.h).
-// What it takes here is what the copy allows; the other kernel decides the rest.
+// of CUDA reads, by tables of the keys or a copy of them, and a kernel that knows nothing of lists
+// (plan/gather.h). What it takes here is what the copy allows; the other kernel decides the rest.
 #include "kernels/gather.h"
 
 #include "kernels/cache/gather_args.h"
@@ -57,24 +57,63 @@ attn_gather_tensor tensor(const Problem& p, const attn_segment& s, attn_dtype ty
   return t;
 }
 
-void patch(const Problem& p, const Args& args, void* workspace, attn_gather_kernarg& a) {
-  a.cu_seqlens_q = args.cu_seqlens_q;
+// The keys of one segment that a query visits.
+attn_visited_segment visited_segment(const attn_segment& from) {
+  attn_visited_segment s{};
+  s.lengths = kv_lengths(from);
+  s.pages = pages(from);
+  s.list_size = int(from.list_size);
+  s.list_heads = int(from.list_heads);
+  s.list_block = from.list_block;
+  s.list_queries = from.list_queries;
+  s.of_pool = from.list_of_pool;
+  s.no_positions = from.no_positions;
+  return s;
+}
+attn_visits visits(const Problem& p, int64_t first, int64_t head) {
+  attn_visits v{};
+  for (int32_t i = 0; i < p.num_segments; ++i) v.segment[i] = visited_segment(p.segment[i]);
+  v.total_q = p.total_q;
+  v.first = first;
+  v.mask = p.range_mask();
+  v.batch = int(p.batch);
+  v.seqlen_q = int(p.seqlen_q);
+  v.num_segments = p.num_segments;
+  v.by_sequence = !p.by_query;
+  v.first_head = int(head);
+  return v;
+}
+void patch_visits(const Problem& p, const Args& args, attn_visits* v) {
+  v->cu_seqlens_q = args.cu_seqlens_q;
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment_args of = args.segment[i];
-    attn_gather_segment& s = a.segment[i];
-    s.tensor[0].src = of.k;
-    s.tensor[0].scale = static_cast<const float*>(of.k_scale);
-    s.tensor[0].descale.at = of.k_descale;
-    s.tensor[1].src = of.v;
-    s.tensor[1].scale = static_cast<const float*>(of.v_scale);
-    s.tensor[1].descale.at = of.v_descale;
-    patch_lengths(of, &s.lengths);
-    s.pages.block_table = of.block_table;
-    s.list = of.list;
-    s.list_lengths = of.list_lengths;
+    patch_lengths(of, &v->segment[i].lengths);
+    v->segment[i].pages.block_table = of.block_table;
+    v->segment[i].list = of.list;
+    v->segment[i].list_lengths = of.list_lengths;
+  }
+}
+
+void patch(const Problem& p, const Args& args, void* workspace, attn_gather_kernarg& a) {
+  patch_visits(p, args, &a.visits);
+  for (int32_t i = 0; i < p.num_segments; ++i) {
+    const attn_segment_args of = args.segment[i];
+    attn_gather_tensor(&tensor)[2] = a.tensor[i];
+    tensor[0].src = of.k;
+    tensor[0].scale = static_cast<const float*>(of.k_scale);
+    tensor[0].descale.at = of.k_descale;
+    tensor[1].src = of.v;
+    tensor[1].scale = static_cast<const float*>(of.v_scale);
+    tensor[1].descale.at = of.v_descale;
   }
   rebase(workspace, a.dst[0], a.lengths);
   if (a.dst[1]) rebase(workspace, a.dst[1]);
+}
+
+void patch_slots(const Problem& p, const Args& args, void* workspace, attn_list_slots_kernarg& a) {
+  patch_visits(p, args, &a.visits);
+  for (int32_t i = 0; i < p.num_segments; ++i)
+    rebase(workspace, a.segment[i].table, a.segment[i].lengths);
 }
 
 void patch_lse(const Problem&, const Args& args, void* workspace, attn_gather_lse_kernarg& a) {
@@ -110,9 +149,10 @@ GatherShape gather_shape(const Problem& p) {
 }
 
 Status check_gather(const Problem& p) {
-  if (p.num_segments > attn_gather_max_segments)
+  static_assert(gather_max_segments == attn_gather_max_segments);
+  if (p.num_segments > gather_max_segments)
     return unsupported("num_segments is ", p.num_segments, "; accepted: up to ",
-                       int(attn_gather_max_segments));
+                       gather_max_segments);
   if (p.q_descale != ATTN_DESCALE_NONE)
     return unsupported("q_descale is ", int(p.q_descale), "; accepted: none (0)");
   for (int32_t i = 0; i < p.num_segments; ++i) {
@@ -137,36 +177,73 @@ Status check_gather(const Problem& p) {
   return {};
 }
 
+namespace {
+
+// Slots between entries of a tensor, sequences or pages; -1: it is no whole number.
+int64_t entry_slots(const attn_strides& stride) {
+  return stride.seq > 0 && stride.batch >= 0 && stride.batch % stride.seq == 0
+             ? stride.batch / stride.seq
+             : -1;
+}
+
+}  // namespace
+
+Status make_slots(const Problem& p, SlotsShape* shape) {
+  if (!p.by_query) return unsupported("the queries of a sequence visit the same keys");
+  for (const Segment& s : p.segment) {
+    if (s.k_type != p.q_type || s.v_type != p.q_type)
+      return unsupported("K or V has another type than q");
+    if (s.k_descale != ATTN_DESCALE_NONE || s.v_descale != ATTN_DESCALE_NONE)
+      return unsupported("K or V has descales");
+    SlotsShape::OfSegment of{};
+    of.capacity = std::max<int64_t>(1, visited(p, s));
+    const int64_t rows = s.layout == ATTN_PAGED    ? s.page_size
+                         : s.layout == ATTN_PACKED ? s.total
+                                                   : s.seqlen,
+                  entries = s.layout == ATTN_PAGED    ? s.num_pages
+                            : s.layout == ATTN_PACKED ? 1
+                                                      : p.batch;
+    of.entry_slots = entries > 1 ? entry_slots(s.k_stride) : 0;
+    if (of.entry_slots < 0 || (entries > 1 && of.entry_slots != entry_slots(s.v_stride)) ||
+        s.k_stride.seq <= 0 || s.v_stride.seq <= 0)
+      return unsupported("strides between sequences or pages are no multiples of seq");
+    const double slots = double(entries) * double(of.entry_slots) + double(rows);
+    if (slots >= INT32_MAX || of.capacity >= INT32_MAX)
+      return unsupported("a segment has ", slots, " places for keys");
+    of.slots = std::max<int64_t>(0, entries - 1) * of.entry_slots + rows;
+    shape->item_bytes += (of.capacity + 1) * int64_t{sizeof(int32_t)};
+    shape->segment.push_back(of);
+  }
+  return {};
+}
+
+Step slots_step(const Problem& p, const SlotsShape& shape, const std::vector<SlotsPlace>& to,
+                int64_t first, int64_t count, int64_t head) {
+  attn_list_slots_kernarg a{};
+  a.visits = visits(p, first, head);
+  for (size_t i = 0; i < shape.segment.size(); ++i)
+    a.segment[i] = {offset_of<int>(to[i].table), offset_of<int>(to[i].lengths),
+                    shape.segment[i].entry_slots, int(shape.segment[i].capacity)};
+  return {.image = list_slots_image,
+          .static_shared_bytes = attn_list_slots_shared_bytes,
+          .launch = {.grid = {uint32_t(count), 1, 1}, .block = {attn_list_slots_threads, 1, 1}},
+          .arguments = arguments_of<patch_slots>(a)};
+}
+
 Step gather_step(const Problem& p, const GatherShape& shape, const GatherPlace& to, int64_t first,
                  int64_t count, int64_t head) {
   attn_gather_kernarg a{};
+  a.visits = visits(p, first, head);
   for (int32_t i = 0; i < p.num_segments; ++i) {
-    const attn_segment& from = p.segment[i];
-    attn_gather_segment& s = a.segment[i];
-    s.tensor[0] = tensor(p, from, from.k_type, from.k_stride, from.k_scale_stride, from.k_descale);
-    s.tensor[1] = tensor(p, from, from.v_type, from.v_stride, from.v_scale_stride, from.v_descale);
-    s.lengths = kv_lengths(from);
-    s.pages = pages(from);
-    s.list_size = int(from.list_size);
-    s.list_heads = int(from.list_heads);
-    s.list_block = from.list_block;
-    s.list_queries = from.list_queries;
-    s.of_pool = from.list_of_pool;
-    s.no_positions = from.no_positions;
+    const attn_segment& s = p.segment[i];
+    a.tensor[i][0] = tensor(p, s, s.k_type, s.k_stride, s.k_scale_stride, s.k_descale);
+    a.tensor[i][1] = tensor(p, s, s.v_type, s.v_stride, s.v_scale_stride, s.v_descale);
   }
   a.dst[0] = offset_of<void>(to.k);
   if (shape.own_v) a.dst[1] = offset_of<void>(to.v);
   a.dim[0] = int(p.head_dim);
   a.dim[1] = shape.own_v ? int(p.head_dim_v) : 0;
   a.lengths = offset_of<int>(to.lengths);
-  a.total_q = p.total_q;
-  a.first = first;
-  a.mask = p.range_mask();
-  a.batch = int(p.batch);
-  a.seqlen_q = int(p.seqlen_q);
-  a.num_segments = p.num_segments;
-  a.by_sequence = shape.by_sequence;
-  a.first_head = int(head);
   a.heads = int(shape.heads);
   a.rows = int(shape.rows);
   a.dst_type = p.q_type;

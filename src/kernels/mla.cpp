@@ -1,7 +1,7 @@
 // The kernels mla_*: decode of latent caches, where V is the first columns of K, so that each row
 // of the cache is read once. mla_*_r8 to _r32 are decode_* (kernels/decode.h) for which "K" is the
-// rope columns and "V" the latent ones. mla_*_r64 have units, shares and parts of the same sizes,
-// and merge the parts of row tiles by a launch of their own.
+// rope columns and "V" the latent ones. mla_*_r64 and mla_*_r64_pages have units, shares and parts
+// of the same sizes, and merge the parts of row tiles by a launch of their own.
 #include "kernels/decode.h"
 #include "kernels/families.h"
 #include "kernels/mla/many_args.h"
@@ -27,11 +27,15 @@ void patch(const Problem& p, const Args& args, void* workspace, attn_decode_sm90
   }
 }
 
-Status check(const Problem& p, int64_t rows, const DeviceInfo& device, const DecodeTile& tile) {
+Status check_latent(const Problem& p, int64_t rows, const DeviceInfo& device,
+                    const DecodeTile& tile, bool by_rows = false) {
   for (int32_t n = 0; n < p.num_segments; ++n)
     if (!p.segment[n].v_in_k)
       return unsupported("segments[", n, "].v_in_k is 0; accepted: 1 in all segments");
-  return decode::check(p, rows, device, tile, true);
+  if (!by_rows) return decode::check(p, rows, device, tile, true);
+  ATTN_TRY(decode::check(p, rows, device, tile, false));
+  ATTN_TRY(check_copy_engine(device));  // the maps are there, and not used
+  return check_copied(p, p.segment[0]);
 }
 
 template <const auto& variants, size_t i>
@@ -76,7 +80,7 @@ Status few_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   if (!tile.tiled && rows > tile.rows())
     return unsupported("heads_q / heads_kv * seqlen_q is ", p.group(), " * ", p.seqlen_q,
                        "; accepted: up to ", tile.rows());
-  ATTN_TRY(check(p, rows, device, tile));
+  ATTN_TRY(check_latent(p, rows, device, tile));
   // Measured on an H100: docs/log/2026-11-27_mla_decode.md.
   if (rows > decode::group_rows)
     recipe->passed_over =
@@ -95,7 +99,7 @@ Status many_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   constexpr DecodeTile tile = variant.tile;
   static_assert(tile.rows() == mla::tile_rows && variant.latent() == mla::latent_columns);
   const int64_t rows = decode::rows_of<false>(p, tile);
-  ATTN_TRY(check(p, rows, device, tile));
+  ATTN_TRY(check_latent(p, rows, device, tile, variant.by_rows));
   if (device.shared_bytes_max < mla::many_shared_bytes)
     return unsupported("the device has ", device.shared_bytes_max,
                        " bytes of shared memory; accepted: from ", mla::many_shared_bytes, " on");
@@ -111,14 +115,16 @@ Status many_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   kernarg.a.splits = int(shape.blocks / columns);
   add_launch<variants, i>(p, shape, mla::many_threads, mla::many_shared_bytes, kernarg, recipe);
   if (shape.blocks == columns) return {};
-  // Enough blocks for the device, of not more rows than that takes.
-  const int64_t tile_rows = std::min<int64_t>(rows, mla::tile_rows);
+  // Enough blocks for the device, of not more rows than that takes. A block of a column leaves at
+  // most one row tile to others.
+  const int64_t tile_rows = std::min<int64_t>(rows, mla::tile_rows),
+                merged = tiles * (mla::merges_by_block(p.batch, kernarg.a.splits) ? kernarg.a.splits
+                                                                                  : p.batch);
   attn_decode_kernarg merge = kernarg.a;
-  merge.rows_taken =
-      int(std::clamp<int64_t>(p.batch * tiles * tile_rows / (8 * most), 1, tile_rows));
+  merge.rows_taken = int(std::clamp<int64_t>(merged * tile_rows / (8 * most), 1, tile_rows));
   recipe->steps.push_back({
       .image = merge_image,
-      .launch = {.grid = {uint32_t(p.batch * tiles),
+      .launch = {.grid = {uint32_t(merged),
                           uint32_t(ceil_div(tile_rows, int64_t{merge.rows_taken})), 1},
                  .block = {mla::merge_threads, 1, 1},
                  .starts_early = true},
@@ -146,6 +152,8 @@ constexpr Limits limits(const mla::Variant& variant) {
     limits.flags |= forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT;
     limits.features |= forward_features | feature_segments | feature_softcap | feature_tree |
                        feature_fixed_split | feature_kv_begin;
+  } else if (variant.by_rows) {
+    limits.demanded_features |= feature_paged_kv;
   } else {
     limits.page_size.multiple = decode::unit_keys;
   }

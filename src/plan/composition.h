@@ -3,7 +3,6 @@
 #pragma once
 #include <functional>
 #include <memory>
-#include <optional>
 #include <variant>
 #include <vector>
 
@@ -40,12 +39,13 @@ struct RunStep {
 struct RunForward {
   size_t part;
   int64_t first_segment = 0;  // of the caller's; the part's problem has their number
-  struct Copies {
-    Place k, v, seqlens;
+  struct Keys {
+    Place k, v, seqlens, block_table;  // v of V in K: after the caller's k
   };
-  std::optional<Copies> copies = {};  // one segment instead of the caller's
+  std::vector<Keys> keys = {};  // of the part's segments; none: the caller's. Up to most_keys
   Place q = {}, out = {}, lse = {}, cu_seqlens_q = {}, sinks = {};
 };
+constexpr size_t most_keys = 8;
 constexpr size_t most_merged = 16;  // by merge_cuda and merge_gfx*
 struct RunMerge {
   size_t part;

@@ -106,14 +106,17 @@ struct ComposedRun {
     Args mine = args;
     mine.num_segments = of.num_segments;
     mine.segment = args.segment.from(s.first_segment);
-    attn_segment_args copies{};
-    if (s.copies) {
-      copies.struct_size = sizeof copies;
-      copies.k = at(s.copies->k, copies.k);
-      copies.v = at(s.copies->v, copies.v);
-      copies.seqlens = at(s.copies->seqlens, copies.seqlens);
-      mine.segment = &copies;
+    attn_segment_args keys[most_keys];
+    for (size_t i = 0; i < s.keys.size(); ++i) {
+      const attn_segment_args from = args.segment[i];
+      keys[i] = {};
+      keys[i].struct_size = sizeof keys[i];
+      keys[i].k = at(s.keys[i].k, from.k);
+      keys[i].v = at(s.keys[i].v, from.v ? from.v : from.k);
+      keys[i].seqlens = at(s.keys[i].seqlens, from.seqlens);
+      keys[i].block_table = at(s.keys[i].block_table, from.block_table);
     }
+    if (!s.keys.empty()) mine.segment = keys;
     mine.q = at(s.q, args.q);
     mine.out = at(s.out, args.out);
     mine.lse = at(s.lse, args.lse);

@@ -3,11 +3,13 @@
 // tests/python/test_mla.py holds against formulas. Sanitized builds find what reads beyond an
 // array.
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <vector>
 
 #include "../catch.h"
+#include "api/handles.h"
 #include "attn/attn.hpp"
 #include "backend.h"
 #include "core/cache_format.h"
@@ -64,6 +66,7 @@ constexpr Shape shapes[] = {{ATTN_F32, 40, 24},       {ATTN_BF16, 576, 512},
 
 struct PartOptions {
   int64_t longest = 90;
+  int64_t least_listed = 0;  // above 0: lists of keys have as many entries, or up to twice as many
   bool bad_pages = true;
   bool v_in_k = true;       // else V has an array of its own
   int64_t packed_rows = 0;  // above 0: of packed q
@@ -110,6 +113,10 @@ struct Part {
                              : s.list_block > 1                       ? 10
                              : draw.chance(2)                         ? 700
                                                                       : 40);
+      if (options.least_listed > 0) {
+        s.list_block = 1;
+        s.list_size = options.least_listed + draw(uint64_t(options.least_listed));
+      }
       s.list_queries = options.packed_rows > 0 ? 1 : draw.pick(sizes);
       s.list_heads = draw.chance(2) ? heads_kv : 1;
       if (s.layout == ATTN_PAGED && draw.chance(3)) {
@@ -242,7 +249,7 @@ struct Lists {
   bool by_query = false;  // else the sequences' keys are copied
   bool bad_pages;
 
-  explicit Lists(uint64_t seed) {
+  explicit Lists(uint64_t seed, int64_t least_listed = 0) {
     Draw draw{seed, 78};
     shape = &gathered_shapes[seed % std::size(gathered_shapes)];
     const bool latent = shape->dim == 576;
@@ -257,6 +264,7 @@ struct Lists {
     p.q_type = shape->type == ATTN_F16 ? ATTN_F16 : ATTN_BF16;
     p.out_type = ATTN_F32;
     PartOptions options{.longest = draw.chance(3) ? 1500 : 150,
+                        .least_listed = least_listed,
                         .bad_pages = draw.chance(2),
                         .v_in_k = latent || draw.chance(2)};
     bad_pages = options.bad_pages;
@@ -308,8 +316,30 @@ struct Lists {
 struct ListsAnswer {
   attn_status status = ATTN_OK;
   std::string kernel, error;
+  bool slots = false;     // keys are read where they are
+  std::string attends;    // the kernel that does, or that reads the copies
+  uint64_t launches = 0;  // of it
   std::vector<float> out, lse;
 };
+// What attn_explain says of the parts of lists_cuda: two, or none if there are no queries.
+void note_parts(attn_context* on, const attn_problem& p, ListsAnswer* to) {
+  std::string text(1 << 20, '\0');
+  size_t size = 0;
+  REQUIRE(attn_explain(on, &p, text.data(), text.size(), &size) == ATTN_OK);
+  size_t at = text.find("\"parts\":[");
+  REQUIRE(at != std::string::npos);
+  const auto next = [&] {
+    const std::string key = "\"kernel\":\"";
+    at = text.find(key, at);
+    REQUIRE(at != std::string::npos);
+    at += key.size();
+    return text.substr(at, text.find('"', at) - at);
+  };
+  const std::string first = next();
+  to->slots = first == "list_slots_cuda";
+  CHECK((to->slots || first == "gather_cuda"));
+  to->attends = next();
+}
 // Run twice: equal calls give equal bits.
 ListsAnswer answer(attn_context* on, const Lists& in, const char* kernel) {
   ListsAnswer to;
@@ -322,6 +352,8 @@ ListsAnswer answer(attn_context* on, const Lists& in, const char* kernel) {
   if (to.status != ATTN_OK) return to;
   to.error.clear();
   to.kernel = attn_plan_kernel(plan);
+  if (to.kernel == "lists_cuda") note_parts(on, p, &to);
+  const uint64_t launches = attn_launch_count(to.attends.c_str());
   Arena arena(on);
   std::vector<Buffer> buffers;
   buffers.reserve(16 * in.parts.size());
@@ -366,21 +398,26 @@ ListsAnswer answer(attn_context* on, const Lists& in, const char* kernel) {
     read(out, args.out, to.out);
     read(lse, args.lse, to.lse);
   }
+  to.launches = attn_launch_count(to.attends.c_str()) - launches;
   if (to.status != ATTN_OK) to.error = attn_last_error();
   if (to.error.empty()) to.error = arena.check_unchanged({args.out, args.lse});
   return to;
 }
 
-// Of which `least` must be taken.
-void check_lists(uint64_t first, uint64_t last, uint64_t least) {
+// Of which `least` must be taken, and on a Hopper `least_slots` without copies.
+void check_lists(uint64_t first, uint64_t last, uint64_t least, uint64_t least_slots,
+                 int64_t least_listed = 0) {
   Backend& cuda = backend_of(ATTN_BACKEND_CUDA);
   if (!cuda.context) ATTN_SKIP(cuda.reason);
   Backend& reference = backend_of(ATTN_BACKEND_REFERENCE);
   const uint64_t launches = attn_launch_count("lists_cuda");
-  uint64_t ran = 0;
+  // With all of its kernels.
+  const bool hopper =
+      cuda.context->context->driver->device().arch == "sm_90" && !std::getenv("ATTN_KERNEL_FILE");
+  uint64_t ran = 0, slots = 0;
   int rows_with_keys = 0;
   for (uint64_t seed = first; seed <= last; ++seed) {
-    const Lists in(seed);
+    const Lists in(seed, least_listed);
     // Without lists a page that does not exist is no key, but has positions.
     if (!in.by_query && in.bad_pages) continue;
     INFO("seed " << seed << " " << dtype_name(in.shape->type) << " " << in.shape->dim);
@@ -390,6 +427,21 @@ void check_lists(uint64_t first, uint64_t last, uint64_t least) {
     REQUIRE(got.status == ATTN_OK);
     CHECK(got.error == "");
     ++ran;
+    slots += got.slots;
+    INFO((got.slots ? "places for " : "copies for ") << got.attends);
+    CHECK(got.launches >= 2);
+    const bool as_q = in.shape->type == in.p.q_type;
+    if (!in.by_query || !as_q) CHECK(!got.slots);
+    // Of latent rows up to 16 heads; more of them, in one segment.
+    const int64_t group = in.p.heads_q / in.p.heads_kv;
+    const bool few = group <= 16,
+               plain = in.parts.size() == 1 && in.p.softcap == 0 && in.p.fixed_split == 0;
+    if (hopper && in.by_query && as_q && in.shape->dim == 576 && (few || plain)) {
+      CHECK(got.slots);
+      const std::string rows = !few ? "_r64_pages" : group > 8 ? "_r16" : "_r8";
+      CHECK(got.attends ==
+            std::string("mla_sm90_") + (in.p.q_type == ATTN_F16 ? "f16" : "bf16") + "_d576" + rows);
+    }
     if (stand_in()) continue;
     const ListsAnswer want = answer(reference.context, in, nullptr);
     REQUIRE(want.status == ATTN_OK);
@@ -406,16 +458,22 @@ void check_lists(uint64_t first, uint64_t last, uint64_t least) {
     CHECK(wrong == 0);
   }
   CHECK(attn_launch_count("lists_cuda") - launches == 2 * ran);
-  INFO("lists_cuda took " << ran);
+  INFO("lists_cuda took " << ran << ", " << slots << " without copies");
   CHECK(ran >= least);
+  if (hopper) CHECK(slots >= least_slots);
   if (!stand_in()) CHECK(rows_with_keys > 10 * int(least));
 }
 
 TEST_CASE("mla: lists_cuda and reference on few problems") {  // which sanitizers run
-  check_lists(1, 16, 4);
+  check_lists(1, 16, 4, 2);
 }
 TEST_CASE("mla: lists_cuda and reference on random caches and lists") {
-  check_lists(17, 130, 20);
+  check_lists(17, 130, 20, 20);
+}
+
+// More entries than list_slots_cuda looks at once, and several units of the kernels that attend.
+TEST_CASE("mla: lists_cuda and reference on long lists") {
+  check_lists(201, 240, 10, 5, 1100);
 }
 
 // Any problem of latent caches that kernels of devices take; long enough for sequences to be shared
@@ -473,6 +531,35 @@ Case device_case(uint64_t seed) {
 TEST_CASE("mla: random latent caches on every kernel") {
   const auto kernels = kernels_here(Op::forward, false);
   for (uint64_t seed = 1; seed <= 160; ++seed) check_case(device_case(seed), kernels);
+}
+
+// mla_*_r64 share these among few blocks: each has whole row tiles and parts of two.
+TEST_CASE("mla: many more sequences than thread blocks") {
+  const auto kernels = kernels_here(Op::forward, false);
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    Draw draw{seed, 720};
+    Case c;
+    c.name = "mla-many-" + std::to_string(seed);
+    c.thinning = for_devices(seed);
+    c.seed = seed;
+    c.v_in_k = true;
+    c.head_dim = 576;
+    c.head_dim_v = 512;
+    c.batch = 150 + draw(60);
+    c.heads_kv = 1;
+    c.heads_q = seed % 2 ? 20 : 70;
+    c.seqlen_q = 1;
+    c.max_sms = 8;
+    c.q_type = c.out_type = ATTN_BF16;
+    SegmentCase s;
+    s.capacity = 150;
+    s.k_type = s.v_type = c.q_type;
+    s.layout = ATTN_PAGED;
+    s.page_size = seed > 2 ? 1 : 64;
+    draw_lengths(draw, c.batch, &s);
+    c.segments.push_back(s);
+    check_case(c, kernels);
+  }
 }
 
 }  // namespace

@@ -298,8 +298,11 @@ TEST_CASE("cubins: the steps of lists_cuda launch what was compiled", "[catalog]
   Problem problem;
   REQUIRE(make_problem(&p, &problem).ok());
   const GatherShape shape = gather_shape(problem);
+  SlotsShape slots;
+  REQUIRE(make_slots(problem, &slots).ok());
   for (const Step& step :
-       {gather_step(problem, shape, {}, 0, 2, 0), gather_lse_step(problem, shape, 0)}) {
+       {gather_step(problem, shape, {}, 0, 2, 0), slots_step(problem, slots, {{}}, 0, 2, 0),
+        gather_lse_step(problem, shape, 0)}) {
     INFO(step.image);
     CHECK(each_cubin(step.image, [&](const FunctionInfo& compiled) {
             CHECK(check_code(step, compiled, exact).text == "");

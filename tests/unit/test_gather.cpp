@@ -39,9 +39,8 @@ struct Chosen {
   Status status;
   Choice choice;
   std::string name() const { return status.ok() ? choice.kernel->name : status.text; }
-  const Part& part() const {
-    return choice.composition->parts.at(0);
-  }  // of all passes but the last
+  // Of all passes but the last.
+  const Part& part() const { return choice.composition->parts.at(0); }
   const Problem& attends() const { return static_cast<const Problem&>(*part().problem); }
   std::string attends_by() const { return part().choice.kernel->name; }
   // Of each pass, in their order.
@@ -51,8 +50,15 @@ struct Chosen {
       if (const auto* run = std::get_if<RunForward>(&stage)) all.push_back(*run);
     return all;
   }
-  const attn_gather_kernarg& kernarg(size_t step) const {
-    return *reinterpret_cast<const attn_gather_kernarg*>(
+  bool copies() const { return runs().at(0).keys.at(0).block_table.from == Place::nowhere; }
+  // Of copies and of slots, which both begin with it.
+  const attn_visits& visits(size_t step) const {
+    return *reinterpret_cast<const attn_visits*>(
+        choice.recipe.steps.at(step).arguments.bytes.data());
+  }
+  const attn_list_slots_kernarg& slots(size_t step) const {
+    CHECK(choice.recipe.steps.at(step).image == std::string("list_slots_cuda"));
+    return *reinterpret_cast<const attn_list_slots_kernarg*>(
         choice.recipe.steps.at(step).arguments.bytes.data());
   }
 };
@@ -78,30 +84,50 @@ bool has(const std::string& text, const std::string& words) {
 
 }  // namespace
 
-TEST_CASE("gather: each query is a sequence of its listed keys") {
+TEST_CASE("gather: each query is a sequence whose pages are its listed keys") {
   const Chosen c = on_hopper(Setup(64, 1, 64));
   REQUIRE(c.name() == "lists_cuda");
-  CHECK(c.attends_by() == "mla_sm90_bf16_d576_r64");
+  CHECK(c.attends_by() == "mla_sm90_bf16_d576_r64_pages");
   CHECK(c.attends().batch == 64);
   CHECK(c.attends().seqlen_q == 1);
   CHECK(c.attends().flags == 0);
-  CHECK(c.attends().segment[0].seqlen == 2048);
-  CHECK(c.attends().segment[0].has_seqlens == 1);
-  CHECK(c.attends().segment[0].layout == ATTN_PADDED);
+  const Segment& s = c.attends().segment[0];
+  CHECK(s.seqlen == 2048);
+  CHECK(s.has_seqlens == 1);
+  CHECK(s.layout == ATTN_PAGED);
+  CHECK(s.page_size == 1);
+  CHECK(s.max_pages == 2048);
+  CHECK(s.num_pages == 64 * 1024 * 64);
+  CHECK(s.k_stride.batch == 576);
   // One pass; the lse has its order already.
   REQUIRE(c.choice.recipe.steps.size() == 1);
-  CHECK(c.choice.recipe.steps[0].launch.grid[0] == 64 * 2048 / attn_gather_threads);
-  CHECK(c.choice.recipe.workspace > size_t(64 * 2048 * 576 * 2));
+  CHECK(c.choice.recipe.steps[0].launch.grid[0] == 64);
+  CHECK(c.slots(0).segment[0].capacity == 2048);
+  CHECK(c.slots(0).segment[0].entry_slots == 64);
+  CHECK(c.choice.recipe.workspace < size_t(64 * 2048 * 576 * 2));  // no copies
 }
 
-TEST_CASE("gather: many queries in passes of a GiB") {
+TEST_CASE("gather: many queries in one pass") {
   const Chosen c = on_hopper(Setup(1, 4096, 128));
   REQUIRE(c.name() == "lists_cuda");
+  CHECK(c.attends_by() == "mla_sm90_bf16_d576_r64_pages");
+  REQUIRE(c.runs().size() == 1);
+  CHECK(c.attends().batch == 4096);
+  CHECK(c.choice.recipe.steps.size() == 2);  // and the order of lse
+  CHECK(c.choice.recipe.workspace < size_t{256} << 20);
+}
+
+TEST_CASE("gather: copies of many queries in passes of a GiB") {
+  Setup s(1, 4096, 128);
+  s.segment.k_type = ATTN_MLA_656;
+  const Chosen c = on_hopper(s);
+  REQUIRE(c.name() == "lists_cuda");
+  CHECK(c.copies());
   CHECK(c.attends_by() == "mla_sm90_bf16_d576_r64");
   const std::vector<RunForward> passes = c.runs();
   REQUIRE(passes.size() == 10);  // of 455 queries
   CHECK(c.attends().batch == 455);
-  CHECK(c.kernarg(9).first == 9 * 455);
+  CHECK(c.visits(9).first == 9 * 455);
   REQUIRE(c.choice.composition->parts.size() == 2);
   CHECK(passes[8].part == 0);
   CHECK(passes[9].part == 1);
@@ -113,6 +139,43 @@ TEST_CASE("gather: many queries in passes of a GiB") {
   CHECK(c.choice.recipe.workspace < (size_t{1} << 30) + (size_t{256} << 20));
 }
 
+// What keeps keys from being read where they are.
+TEST_CASE("gather: when keys are copied") {
+  const auto copies = [](const Setup& s) {
+    const Chosen c = on_hopper(s);
+    REQUIRE(c.name() == "lists_cuda");
+    return c.copies();
+  };
+  Setup s(2, 1, 64);
+  CHECK(!copies(s));
+  s.segment.k_type = ATTN_F8_E4M3FN;
+  CHECK(copies(s));
+  // Pages that are no whole number of rows apart.
+  s = Setup(2, 1, 64);
+  s.segment.k_stride = {64 * 576 + 8, 576, 576};
+  CHECK(copies(s));
+  s.segment.k_stride = {65 * 576, 576, 576};
+  CHECK(!copies(s));
+  CHECK(on_hopper(s).slots(0).segment[0].entry_slots == 65);
+  // No kernel of few queries reads pages of one key with so many rows.
+  s = Setup(2, 1, 64);
+  s.problem.head_dim = s.problem.head_dim_v = 128;
+  CHECK(copies(s));
+  s.problem.heads_q = 16;
+  CHECK(!copies(s));
+}
+
+TEST_CASE("gather: sequences of padded keys are one pool") {
+  Setup s(3, 1, 64);
+  s.segment.layout = ATTN_PADDED;
+  s.segment.page_size = s.segment.max_pages = s.segment.num_pages = 0;
+  s.segment.seqlen = 4096;
+  const Chosen c = on_hopper(s);
+  REQUIRE(c.name() == "lists_cuda");
+  CHECK(c.attends().segment[0].num_pages == 3 * 4096);
+  CHECK(c.slots(0).segment[0].entry_slots == 4096);
+}
+
 TEST_CASE("gather: lists of K/V heads are passes of their own") {
   Setup s(2, 3, 8);
   s.problem.heads_kv = 2;
@@ -122,11 +185,15 @@ TEST_CASE("gather: lists of K/V heads are passes of their own") {
   s.segment.list_heads = 2;
   const Chosen c = on_hopper(s);
   REQUIRE(c.name() == "lists_cuda");
+  CHECK(c.attends_by() == "decode_sm90_bf16_d128_r8");
   const std::vector<RunForward> passes = c.runs();
   REQUIRE(passes.size() == 2);
   CHECK(passes[1].q.bytes == 4 * 128 * 2);  // the second K/V head's queries
   CHECK(passes[1].sinks.bytes == 4 * 4);
-  CHECK(c.kernarg(1).first_head == 1);
+  CHECK(passes[1].keys.at(0).k.from == Place::caller);
+  CHECK(passes[1].keys.at(0).k.bytes == 128 * 2);
+  CHECK(passes[1].keys.at(0).v.bytes == 128 * 2);
+  CHECK(c.slots(1).visits.first_head == 1);
   CHECK(c.attends().heads_q == 4);
   CHECK(c.attends().batch == 6);
 }
@@ -176,6 +243,8 @@ TEST_CASE("gather: what is declined") {
   CHECK(has(on_hopper(s, "lists_cuda").name(), "q_stride.batch is 36864"));
   s = Setup(1, 1, 16);
   s.segment.list_size = 4 << 20;
+  CHECK(on_hopper(s).name() == "lists_cuda");  // tables of them are small
+  s.segment.k_type = ATTN_MLA_656;
   CHECK(has(on_hopper(s, "lists_cuda").name(), "the keys of a query take a workspace of"));
   s = Setup(2, 1, 16);
   s.segment.layout = ATTN_PADDED;
@@ -198,6 +267,12 @@ TEST_CASE("gather: attn_explain names the parts") {
   device.shared_bytes_max = 227 << 10;
   std::vector<char> text(1 << 20);
   size_t size;
+  REQUIRE(attn_explain_device(&device, &s.problem, text.data(), text.size(), &size) == ATTN_OK);
+  CHECK(has(text.data(),
+            R"("parts":[{"kernel":"list_slots_cuda","computes":"places of keys"},)"
+            R"({"kernel":"mla_sm90_bf16_d576_r64_pages","computes":"attention to the keys where )"
+            R"(they are"})"));
+  s.segment.k_type = ATTN_MLA_656;
   REQUIRE(attn_explain_device(&device, &s.problem, text.data(), text.size(), &size) == ATTN_OK);
   CHECK(has(text.data(), R"("parts":[{"kernel":"gather_cuda","computes":"copies of keys"},)"
                          R"({"kernel":"mla_sm90_bf16_d576_r64",)"));

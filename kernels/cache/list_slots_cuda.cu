@@ -1,0 +1,33 @@
+//# architectures sm_80 sm_90 compute_80
+// Where the keys are that each query visits (visits.cuh): a row of a block table with pages of one
+// key, for each item and segment, and the number of its keys. So kernels that know nothing of lists
+// read the keys where they are. A block has one item.
+#include "visits.cuh"
+
+using namespace attn;
+using namespace attn::device;
+
+extern "C" __global__ void __launch_bounds__(attn_list_slots_threads, 1)
+    list_slots_cuda(const __grid_constant__ attn_list_slots_kernarg a) {
+  constexpr int warps = attn_list_slots_threads / 32;
+  __shared__ Visit visits[attn_gather_max_segments];
+  __shared__ int kept_of_warp[2][warps];
+  static_assert(sizeof visits + sizeof kept_of_warp == attn_list_slots_shared_bytes);
+  const unsigned item = blockIdx.x;
+  const Item of = find_item(a.visits, a.visits.first + item);
+  if (threadIdx.x == 0) find_visits(a.visits, of, a.visits.first + item, visits);
+  __syncthreads();
+  int turn = 0;
+  for (int i = 0; i < a.visits.num_segments; ++i) {
+    const attn_list_slots_segment& to = a.segment[i];
+    int* const table = to.table + item * (long long)to.capacity;
+    int before = 0;
+    for (int j = 0; j < visits[i].keys; j += attn_list_slots_threads, turn ^= 1) {
+      const Key key = find_key(a.visits, of.b, visits[i], i, j + int(threadIdx.x));
+      const Kept kept = count_kept<warps>(key.entry >= 0, kept_of_warp[turn]);
+      if (key.entry >= 0) table[before + kept.place] = int(key.entry * to.entry_slots + key.row);
+      before += kept.all;
+    }
+    if (threadIdx.x == 0) to.lengths[item] = before;
+  }
+}

@@ -1,0 +1,109 @@
+// The keys that each query visits, one after the other: those of its lists in their order, without
+// those that it does not see, and all that it sees of segments without lists.
+#pragma once
+#include "gather_args.h"
+#include "sequences.cuh"
+
+namespace attn::device {
+
+// What an item visits of a segment: keys in [begin, end) of those in its list, or all of them.
+struct Visit {
+  int keys;  // visited, of a list with those that are not kept
+  long long begin, end;
+  const int* list;
+};
+// A visited key: where its row is. entry < 0: it is not kept.
+struct Key {
+  int segment, number, entry;
+  long long row;
+};
+// An item: query i of sequence b, which has this many. queries 0: it visits nothing.
+struct Item {
+  int b;
+  long long i, queries;
+};
+
+__device__ Item find_item(const attn_visits& a, long long n) {
+  if (a.by_sequence) return {int(n), 0, 1};
+  if (!a.cu_seqlens_q) return {int(n / a.seqlen_q), n % a.seqlen_q, a.seqlen_q};
+  const int b = find_sequence(a.cu_seqlens_q + 1, a.batch, n);
+  if (b == a.batch) return {0, 0, 0};
+  const Span span = packed_span(a.cu_seqlens_q, b, a.total_q, a.seqlen_q);
+  if (n < span.begin || n - span.begin >= span.length) return {0, 0, 0};
+  return {b, n - span.begin, span.length};
+}
+
+__device__ Visit visit(const attn_visits& a, const attn_visited_segment& s, const Item& item,
+                       long long n, KeyRange seen) {
+  if (item.queries == 0) return {0, 0, 0, nullptr};
+  Visit v{0, 0, segment_span(s.lengths, item.b).length, nullptr};
+  if (s.of_pool) v.end = (long long)s.pages.num_pages * s.pages.page_size;
+  if (!a.by_sequence && !s.no_positions) {
+    v.begin = max(v.begin, seen.begin);
+    v.end = min(v.end, seen.end);
+  }
+  v.keys = int(max(v.end - v.begin, 0ll));
+  if (s.list_size == 0) return v;
+  const long long lists = (a.seqlen_q + s.list_queries - 1) / s.list_queries;  // of a sequence
+  const long long row = a.cu_seqlens_q ? n : item.b * lists + item.i / s.list_queries;
+  const long long number = row * s.list_heads + (s.list_heads == 1 ? 0 : a.first_head);
+  v.list = s.list + number * s.list_size;
+  v.keys =
+      (s.list_lengths ? clamp(s.list_lengths[number], 0, s.list_size) : s.list_size) * s.list_block;
+  return v;
+}
+
+// What the item visits of each segment.
+__device__ void find_visits(const attn_visits& a, const Item& item, long long n, Visit* visits) {
+  long long all = 0, before = 0;
+  for (int i = 0; i < a.num_segments; ++i)
+    if (!a.segment[i].no_positions) all += segment_span(a.segment[i].lengths, item.b).length;
+  const KeyRange seen = a.mask.keys(item.i, item.queries, all);
+  for (int i = 0; i < a.num_segments; ++i) {
+    const attn_visited_segment& s = a.segment[i];
+    visits[i] = visit(a, s, item, n, {seen.begin - before, seen.end - before});
+    if (!s.no_positions) before += segment_span(s.lengths, item.b).length;
+  }
+}
+
+// Visited key j of segment i.
+__device__ Key find_key(const attn_visits& a, int b, const Visit& v, int i, int j) {
+  constexpr Key none{0, 0, -1, 0};
+  const attn_visited_segment& s = a.segment[i];
+  if (j >= v.keys) return none;
+  long long key = v.begin + j;
+  if (v.list) {
+    key = (long long)v.list[j / s.list_block] * s.list_block + j % s.list_block;
+    if (key < v.begin || key >= v.end) return none;
+  }
+  if (s.of_pool) return {i, int(key), int(key / s.pages.page_size), key % s.pages.page_size};
+  if (s.pages.block_table) {
+    const int page =
+        s.pages.block_table[b * (long long)s.pages.max_pages + key / s.pages.page_size];
+    if (unsigned(page) >= unsigned(s.pages.num_pages)) return none;
+    return {i, int(key), page, key % s.pages.page_size};
+  }
+  if (s.lengths.cu_seqlens) return {i, int(key), 0, segment_span(s.lengths, b).begin + key};
+  return {i, int(key), b, key};
+}
+
+// The place of what this thread keeps among what the block keeps, and how many that are. By all
+// threads. kept_of_warp: an int for each warp, which the next call must not have.
+struct Kept {
+  int place, all;
+};
+template <int warps>
+__device__ Kept count_kept(bool keeps, int* kept_of_warp) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const unsigned lanes = __ballot_sync(0xffffffff, keeps);
+  if (lane == 0) kept_of_warp[warp] = __popc(lanes);
+  __syncthreads();
+  Kept kept{__popc(lanes & ((1u << lane) - 1)), 0};
+  for (int w = 0; w < warps; ++w) {
+    if (w < warp) kept.place += kept_of_warp[w];
+    kept.all += kept_of_warp[w];
+  }
+  return kept;
+}
+
+}  // namespace attn::device
