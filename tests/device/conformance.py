@@ -1,14 +1,17 @@
 """attn-tests on a device, each case in a process of its own, several at a time: what a case leaves behind reaches no other, and
 one that hangs is cut off alone. The GPUs of the machine, which must be alike, share the cases.
 
-    conformance.py BIN_DIR OUT.json COMMIT [--jobs N] [--seconds N] [--only FILTER]
+    conformance.py BIN_DIR OUT.json COMMIT [--jobs N] [--seconds N] [--only FILTER] [--before JSON]
 
 BIN_DIR holds attn-tests. FILTER chooses cases as Catch2 does ("fp8:*"), by default all but the hidden ones. OUT.json is as those of
 docs/measured: date, GPU, driver, clocks, commit, and what became of each case. It is written after each case, so that a run which is
-ended early keeps what it has. Prints the cases that did not pass. Exit code: 1 if one failed or was cut off.
+ended early keeps what it has. --before is the JSON of an earlier run: new cases, and then those that took long, begin first. Prints the
+cases that did not pass. Exit code: 1 if one failed or was cut off.
 """
 import argparse
 import datetime
+import json
+import math
 import re
 import subprocess
 import sys
@@ -40,6 +43,12 @@ def device():
 def cases(tests, only):
     made = subprocess.run([tests, *([only] if only else []), "--list-test-names-only"], capture_output=True, text=True)
     return [name for name in made.stdout.splitlines() if name]  # the exit code is how many there are
+
+
+def longest_first(names, before):
+    """`before` is a path or None."""
+    seconds = {row["case"]: row["seconds"] for row in json.loads(before.read_text())["cases"]} if before else {}
+    return sorted(names, key=lambda name: -seconds.get(name, math.inf))
 
 
 def run(tests, name, seconds, number=0):
@@ -78,11 +87,12 @@ def main():
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--seconds", type=int, default=300)
     parser.add_argument("--only")
+    parser.add_argument("--before", type=Path)
     options = parser.parse_args()
     tests = options.bin / "attn-tests"
     gpu = device()
     begin = time.monotonic()
-    names = cases(tests, options.only)
+    names = longest_first(cases(tests, options.only), options.before)
     made, rows = {}, []
     with ThreadPoolExecutor(options.jobs) as pool:
         runs = [pool.submit(run, tests, name, options.seconds, number) for number, name in enumerate(names)]
