@@ -30,7 +30,7 @@ constinit const Kernel rows[] = {
                 .head_dim = {.multiple = attn_gather_elements},
                 .head_dim_v = {.multiple = attn_gather_elements},
                 .floats_as_q = true},
-     .first_images = {gather_image, gather_lse_image},
+     .first_images = {gather_image, list_slots_image, gather_lse_image},
      .composed = Composed::lists},
 };
 

@@ -123,7 +123,7 @@ struct Kernel {
   const HostKernel* host = nullptr;  // reference and cpu; nullptr if this build leaves it out
   MakeRecipe recipe = nullptr;       // cuda and hip
   // Of steps other than that with the kernel's own image, one or the other.
-  const char* first_images[2] = {};
+  const char* first_images[3] = {};
   const char* image = nullptr;  // the kernel's own; nullptr: of its name
   Composed composed = Composed::no;
 };

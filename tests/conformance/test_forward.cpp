@@ -621,6 +621,7 @@ TEST_CASE("forward: every kernel at the limits of its head dimensions") {
       attn_dtype kv_type = kv_type_of(*kernel, type);
       if (!(kernel->limits.kv_types & type_bit(kv_type))) kv_type = cache_type_of(*kernel, type);
       c.segments[0].k_type = c.segments[0].v_type = kv_type;
+      if (kernel->limits.demanded_features & feature_paged_kv) c.segments[0].layout = ATTN_PAGED;
       c.thinning = {.sanitized = 3, .emulated = Thinning::all, .number = number++};
       c = with_heads_for(*kernel, c);
       if (!share(*kernel, c)) continue;

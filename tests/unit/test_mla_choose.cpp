@@ -60,19 +60,20 @@ TEST_CASE("mla: the kernel follows from rows and options", "[plan]") {
   CHECK(Input(64, 8192, 128).kernel() == of_rows(64));
   CHECK(Input(64, 8192, 128, 2).kernel() == of_rows(64));
   CHECK(Input(64, 8192, 48, 4).kernel() == of_rows(64));
-  // What the kernels of 64 rows do not take.
+  // Pages of any size.
   Input in(64, 8192, 128);
+  in.problem.segments = &in.segment;
+  in.segment.page_size = 16;
+  in.segment.max_pages *= 4, in.segment.num_pages *= 4;
+  CHECK(in.kernel() == of_rows(64) + "_pages");
+  // What the kernels of 64 rows do not take.
+  in = Input(64, 8192, 128);
+  in.problem.segments = &in.segment;
   in.problem.softcap = 3;
   CHECK(in.kernel() == of_rows(32));
   in = Input(64, 8192, 128);
   in.problem.segments = &in.segment;
   in.problem.fixed_split = 512;
-  CHECK(in.kernel() == of_rows(32));
-  in = Input(64, 8192, 128);
-  in.problem.segments = &in.segment;
-  in.segment.page_size = 16;
-  in.segment.max_pages *= 4, in.segment.num_pages *= 4;
-  in.problem.segments = &in.segment;
   CHECK(in.kernel() == of_rows(32));
   // V of its own.
   in = Input(64, 8192, 16);

@@ -149,6 +149,7 @@ int allocations_of_forward(attn_context* context, const Kernel& kernel, const Va
   std::vector<attn_segment> segments(size_t(v.segments), make<attn_segment>());
   std::vector<attn_segment_args> kv(size_t(v.segments), make<attn_segment_args>());
   const bool v_in_k = kernel.limits.demanded_features & feature_v_in_k;
+  const bool paged = v.paged || kernel.limits.demanded_features & feature_paged_kv;
   const size_t size = v_in_k ? 1 << 24 : 1 << 22;  // rows of latent caches are large
   Memory in(size), out(size);
   auto p = make<attn_problem>();
@@ -204,7 +205,7 @@ int allocations_of_forward(attn_context* context, const Kernel& kernel, const Va
     s.v_in_k = v_in_k;
     zeros(kv[n].k);
     if (!v_in_k) zeros(kv[n].v);
-    if (v.packed) {
+    if (v.packed && !paged) {
       s.layout = ATTN_PACKED;
       s.total = batch * s.seqlen;
       zeros(kv[n].cu_seqlens);
@@ -213,10 +214,10 @@ int allocations_of_forward(attn_context* context, const Kernel& kernel, const Va
       s.has_seqlens = 1;
       zeros(kv[n].seqlens);
     }
-    if (v.paged) {
+    if (paged) {
       s.layout = ATTN_PAGED;
       s.page_size = 16;
-      s.max_pages = s.num_pages = 2;
+      s.max_pages = s.num_pages = int32_t(ceil_div(v.seqlen, 16)) + 1;
       zeros(kv[n].block_table);
     }
     if (v.descale) {
@@ -559,6 +560,12 @@ TEST_CASE("runs: a batch of 0 has nothing to do") {
           p.q_layout = segment.layout = ATTN_PACKED;
           segment.total = 300;
         }
+        if (kernel.limits.demanded_features & feature_paged_kv) {
+          if (packed) continue;
+          segment.layout = ATTN_PAGED;
+          segment.page_size = 16;
+          segment.max_pages = 5;
+        }
         Plan plan;
         const attn_status status = attn_plan_create(context, &p, &plan.plan);
         INFO(attn_last_error());
@@ -576,6 +583,7 @@ TEST_CASE("runs: a batch of 0 has nothing to do") {
         args.num_segments = 1;
         args.segments = &kv;
         if (p.flags & ATTN_BLOCK_MASK) args.block_kinds = &kind;
+        if (segment.layout == ATTN_PAGED) kv.block_table = &offset;
         if (packed) {
           args.cu_seqlens_q = kv.cu_seqlens = &offset;
           kv.k = keys.data();

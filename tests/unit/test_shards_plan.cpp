@@ -382,7 +382,7 @@ TEST_CASE("shards: attn_explain names the parts, and theirs") {
   CHECK(has(text.data(), R"("kernel":"shards_cuda")"));
   CHECK(has(text.data(), R"("parts":[{"kernel":"wait_cuda","computes":"arrival of segments"},)"
                          R"({"kernel":"lists_cuda","computes":"attention","parts":[{"kernel":)"
-                         R"("gather_cuda","computes":"copies of keys"},)"));
+                         R"("list_slots_cuda","computes":"places of keys"},)"));
   CHECK(has(text.data(), R"({"kernel":"accumulate_cuda","computes":"merge into out and lse"}])"));
 }
 
