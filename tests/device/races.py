@@ -10,8 +10,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-# What racecheck does not see. WARP, LOADS: fwd_sm90_f16_d64_score{,_paged}, bwd_sm90_bf16_d64 and three decode_sm90_blocks_* have no
-# report if they are compiled so that every lane arrives (docs/log/2026-11-25_serving.md, 2026-11-27_backward_again.md, _short_calls.md). PARTS:
+# What racecheck does not see. WARP, LOADS: fwd_sm90_f16_d64_score{,_paged}, bwd_sm90_bf16_d64, bwd_sm90_bf16_d256 and three decode_sm90_blocks_* have no
+# report if they are compiled so that every lane arrives (docs/log/2026-11-25_serving.md, 2026-11-27_backward_again.md, _backward_d256.md, _short_calls.md). PARTS:
 # docs/log/2026-11-27_mla_decode.md.
 WARP = "lanes meet at a __syncwarp() that ptxas leaves out, then lane 0 arrives at a barrier for all"
 TURNS = "groups meet at a barrier, and have met apart another number of times before: planted.cu, groups-apart"
@@ -42,6 +42,8 @@ KNOWN = [
     ("find_dq consumer.cuh", "add_dq load.cuh", WARP),
     ("load_shared_two_floats load_shared.h", "bulk_load bulk.h", LOADS),
     ("store_shared_floats load_shared.h", "bulk_load bulk.h", LOADS),
+    ("load_shared_floats load_shared.h", "bulk_load bulk.h", LOADS),
+    ("load_shared_floats load_shared.h", "store_shared_floats load_shared.h", WARP),
 ]
 
 

@@ -60,7 +60,7 @@ Case adding(Case c, uint64_t number) {
 // Runs the case on the kernel, twice alone and once added to earlier rows. Whether it takes it.
 bool check_added(const Case& c, const Data& data, const Kernel& kernel, int64_t room) {
   Backend& backend = backend_of(ATTN_BACKEND_CUDA);
-  INFO(kernel.name << ", room " << room << ": " << describe(c));
+  INFO("shards_cuda over " << kernel.name << ", room " << room << ": " << describe(c));
   Forward plain(backend, c, data, kernel.name, ATTN_F32);
   plain.launch(nullptr);
   const Outputs alone = plain.read();
@@ -347,7 +347,7 @@ template <class Body>
 void for_each_arrival(Body&& body) {
   for (const ArrivalCase& c : arrivals)
     for (const uint32_t accumulate : {0u, uint32_t{ATTN_ACCUMULATE}}) {
-      INFO(c.name << (accumulate ? ", accumulated" : ""));
+      INFO("shards_cuda, " << c.name << (accumulate ? ", accumulated" : ""));
       Arrival a(c.type, c.queries, c.flags | accumulate);
       a.problem.kernel = c.kernel;
       if (kernel_file()) {  // has one kernel, which may not take the case
