@@ -951,18 +951,19 @@ ATTN_API void attn_block_mask_destroy(attn_block_mask* mask);
  *                 "kv": not of merge and quantize,
  *                 of forward kernels also "head_dim": {"multiple", "max"}, "head_dim_v",
  *                 "takes": [options that it computes], "demands": [flags that it runs only with]}]}
- * "kernels" are those with code of their own. prefix_* consist of other kernels and are not listed:
- * what they take depends on the problem and the device. attn_explain names them and their parts.
- * Opens drivers, loads no module.
- * Writes at most `capacity` bytes, ending in a 0; a longer text is cut, without an error. *size, if
- * size is not NULL, gets the bytes needed, the 0 included. text may be NULL if capacity is 0. */
+ * "kernels" are those with code of their own. prefix_*, lists_cuda and shards_cuda consist of
+ * others and are not listed: what they take depends on the problem and the device. attn_explain
+ * names them and their parts. Opens drivers, loads no module. Writes at most `capacity` bytes,
+ * ending in a 0; a longer text is cut, without an error. *size, if size is not NULL, gets the bytes
+ * needed, the 0 included. text may be NULL if capacity is 0. */
 ATTN_API attn_status attn_info(char* text, size_t capacity, size_t* size);
 
 /* Which kernel attn_plan_create would choose, and why each other kernel of the backend declines, as
  * JSON text: {"kernel": name or null, "backend", "workspace", "declined": [{"kernel", "reason"}]}.
  * If kernel is null, "workspace" is replaced by "reason": attn_plan_create's sentence. A kernel
- * that consists of others (prefix_*) also has "parts": [{"kernel", "computes"}], in the order of
- * their launches. text, capacity and size as in attn_info. */
+ * that consists of others (prefix_*, lists_cuda, shards_cuda) also has "parts": [{"kernel",
+ * "computes"}], in the order of their launches; a part that consists of others has "parts", too.
+ * text, capacity and size as in attn_info. */
 ATTN_API attn_status attn_explain(attn_context* context, const attn_problem* problem, char* text,
                                   size_t capacity, size_t* size);
 

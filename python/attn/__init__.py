@@ -65,7 +65,7 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
                        positions. Where the keys are interleaved over ranks, that of the first key of rank 0
     key_places         (interleave, ranks, rank): key c is at key_start + (c // interleave * ranks + rank) * interleave + c % interleave
     ready              u32 [2]: the keys and values are there once ready[0] has got to ready[1]. Before, the host refuses the call;
-                       CUDA waits, behind this call in the stream: docs/distributed.md says what must not wait for it in turn
+                       CUDA makes the stream wait; docs/distributed.md says what must not wait for the stream in turn
     cu_seqlens_q       i32 [B + 1]: q is packed [total_q, Hq, D], lse [Hq, total_q]
     max_seqlen_q       with cu_seqlens_q: the length of the longest sequence or more, None = total_q; smaller is faster on GPUs
     cu_seqlens_kv      i32 [B + 1]: k and v are packed [total, Hkv, D]

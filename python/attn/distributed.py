@@ -217,8 +217,9 @@ def synchronize(group=None, *, timeout=None):
     NCCL's kernels wait for ever for a rank whose process ended, and nothing watches those of a CUDA graph. If a process ends, this raises
     torch.distributed.DistBackendError on all other ranks at once; if a rank does not call it or its GPU does not get there, after
     `timeout` seconds (None: half of the group's time-out, before torch's watchdog ends the process). NCCL's kernels are then ended:
-    results of calls since the last synchronize() are not valid, and the group can only be destroyed. Call it instead of
-    torch.cuda.synchronize(), or before anything that waits for the GPU."""
+    results of calls since the last synchronize() are not valid, and the group can only be destroyed. The first call of a group makes its
+    group of gloo, and there waits for a rank that is gone until the group's time-out. Call it instead of torch.cuda.synchronize(), or
+    before anything that waits for the GPU."""
     mine = _of_group(group)
     if mine.failed:
         raise dist.DistBackendError(mine.failed)
@@ -260,8 +261,11 @@ def _end_kernels(group, event):
     for thread in threads:
         thread.start()
     end = time.monotonic() + _ENDING
-    while threads and not event.query() and time.monotonic() < end:
-        time.sleep(_PAUSE)
+    try:
+        while threads and event is not None and not event.query() and time.monotonic() < end:
+            time.sleep(_PAUSE)
+    except RuntimeError:  # the GPU has failed, and waits for nothing
+        pass
 
 
 # ---- communication -----------------------------------------------------------------------------
@@ -316,7 +320,7 @@ def _all_gather(packed, group, asynchronous=False):
 def _of_all_ranks(x, group):
     """[ranks, ...]"""
     whole = x.new_empty(group.ranks, *x.shape)
-    dist.all_gather_into_tensor(whole.view(torch.uint8).flatten(), x.contiguous().view(torch.uint8).flatten(), group=group.group)
+    dist.all_gather_into_tensor(whole.flatten().view(torch.uint8), x.contiguous().flatten().view(torch.uint8), group=group.group)
     return whole
 
 
@@ -914,7 +918,8 @@ def _check_compare(compare):
         raise InvalidArgument(f"compare is {compare!r}; accepted: {', '.join(_COMPARE)}")
 
 
-def _attention_call(group, q, k, v, slopes, sinks, gradients, block_mask, offsets, scheme, layout, causal, window, scale, softcap, head_pieces):
+def _attention_call(group, q, k, v, slopes, sinks, gradients, block_mask, offsets, scheme, layout, causal, window, scale, softcap, head_pieces,
+                    out_dtype):
     """Checks the arguments of attention() -> a _Call."""
     _check_layout(layout)
     if scheme != "auto" and scheme not in _SCHEMES:
@@ -977,7 +982,7 @@ def _attention_call(group, q, k, v, slopes, sinks, gradients, block_mask, offset
     facts = {"function": "attention", **_sizes(q=q, k=k, v=v), **{f"{name}.dtype": str(x.dtype) for name, x in (("q", q), ("k", k), ("v", v))},
              "scheme": scheme, "layout": layout, "window[0]": int(left), "window[1]": int(right), **_numbers(scale, softcap),
              "alibi_slopes given": slopes is not None, "sinks given": sinks is not None, "block_mask given": block_mask is not None,
-             "head_pieces": head_pieces, "cu_seqlens": offsets, "gradients wanted": gradients}
+             "head_pieces": head_pieces, "out_dtype": str(out_dtype or q.dtype), "cu_seqlens": offsets, "gradients wanted": gradients}
     return _Call(group, facts, scheme=scheme, layout=layout, left=left, right=right, scale=scale, softcap=softcap, documents=documents,
                  block_mask=block_mask, slopes=slopes is not None, head_pieces=head_pieces, q=q, k=k, v=v)
 
@@ -1052,17 +1057,19 @@ def attention(q, k, v, *, group=None, scheme="auto", layout="zigzag", causal=Fal
         if cu_seqlens is not None:
             offsets = tuple(int(x) for x in cu_seqlens)
         return ("attention", q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, gradients, _shape(alibi_slopes),
-                _shape(sinks), offsets, scheme, layout, bool(causal), *window, scale, softcap, head_pieces)
+                _shape(sinks), offsets, scheme, layout, bool(causal), *window, scale, softcap, head_pieces, out_dtype)
 
     call = _kept_call(mine, compare, block_mask, key, lambda: _attention_call(
-        mine, q, k, v, alibi_slopes, sinks, gradients, block_mask, offsets, scheme, layout, causal, window, scale, softcap, head_pieces))
+        mine, q, k, v, alibi_slopes, sinks, gradients, block_mask, offsets, scheme, layout, causal, window, scale, softcap, head_pieces,
+        out_dtype))
     if offsets is not None:
         q, k, v = q[None], k[None], v[None]
     if gradients:
         out, lse = _Attention.apply(q, k, v, sinks, alibi_slopes, call)
     else:
+        dtype = q.dtype if out_dtype in (None, q.dtype) and q.dtype in _MERGED else torch.float32
         with torch.no_grad():
-            (out, lse), _ = _compute(call, q, k, v, sinks, alibi_slopes, q.dtype if out_dtype in (None, q.dtype) and q.dtype in _MERGED else torch.float32)
+            (out, lse), _ = _compute(call, q, k, v, sinks, alibi_slopes, dtype)
     out = out.to(out_dtype or q.dtype)
     if offsets is not None:
         out, lse = out[0], lse[0]

@@ -188,13 +188,11 @@ int64_t entry_slots(const attn_strides& stride) {
 
 }  // namespace
 
-Status make_slots(const Problem& p, SlotsShape* shape) {
-  if (!p.by_query) return unsupported("the queries of a sequence visit the same keys");
+bool make_slots(const Problem& p, SlotsShape* shape) {
+  if (!p.by_query) return false;  // the queries of a sequence visit the same keys
   for (const Segment& s : p.segment) {
-    if (s.k_type != p.q_type || s.v_type != p.q_type)
-      return unsupported("K or V has another type than q");
-    if (s.k_descale != ATTN_DESCALE_NONE || s.v_descale != ATTN_DESCALE_NONE)
-      return unsupported("K or V has descales");
+    if (s.k_type != p.q_type || s.v_type != p.q_type) return false;
+    if (s.k_descale != ATTN_DESCALE_NONE || s.v_descale != ATTN_DESCALE_NONE) return false;
     SlotsShape::OfSegment of{};
     of.capacity = std::max<int64_t>(1, visited(p, s));
     const int64_t rows = s.layout == ATTN_PAGED    ? s.page_size
@@ -206,15 +204,14 @@ Status make_slots(const Problem& p, SlotsShape* shape) {
     of.entry_slots = entries > 1 ? entry_slots(s.k_stride) : 0;
     if (of.entry_slots < 0 || (entries > 1 && of.entry_slots != entry_slots(s.v_stride)) ||
         s.k_stride.seq <= 0 || s.v_stride.seq <= 0)
-      return unsupported("strides between sequences or pages are no multiples of seq");
+      return false;
     const double slots = double(entries) * double(of.entry_slots) + double(rows);
-    if (slots >= INT32_MAX || of.capacity >= INT32_MAX)
-      return unsupported("a segment has ", slots, " places for keys");
+    if (slots >= INT32_MAX || of.capacity >= INT32_MAX) return false;
     of.slots = std::max<int64_t>(0, entries - 1) * of.entry_slots + rows;
     shape->item_bytes += (of.capacity + 1) * int64_t{sizeof(int32_t)};
     shape->segment.push_back(of);
   }
-  return {};
+  return true;
 }
 
 Step slots_step(const Problem& p, const SlotsShape& shape, const std::vector<SlotsPlace>& to,

@@ -42,7 +42,7 @@ struct SlotsShape {
   int64_t item_bytes = 0;  // of the tables and lengths of an item
 };
 // ATTN_UNSUPPORTED with the reason if keys must be copied.
-Status make_slots(const Problem& problem, SlotsShape* shape);
+bool make_slots(const Problem& problem, SlotsShape* shape);
 
 // Where in the workspace a segment's table and lengths are, as offsets.
 struct SlotsPlace {

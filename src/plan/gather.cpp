@@ -11,6 +11,7 @@ namespace {
 constexpr int64_t pass_bytes = int64_t{1} << 30;  // of copies, if an item has no more
 constexpr int64_t item_bytes = int64_t{4} << 30;
 constexpr int64_t most_passes = 4096;
+static_assert(gather_max_segments <= int32_t(most_keys));
 
 int64_t row_stride(const Problem& p, const attn_strides& stride) {
   return p.q_layout == ATTN_PADDED && p.seqlen_q == 1 ? stride.batch : stride.seq;
@@ -116,14 +117,17 @@ Status compose_lists(const Problem& p, const Machine&, const ChoosePart& choose,
   const GatherShape shape = gather_shape(p);
   const int64_t columns = p.head_dim + (shape.own_v ? p.head_dim_v : 0);
   SlotsShape slots;
-  bool copies = !make_slots(p, &slots).ok();
+  bool copies = !make_slots(p, &slots);
+  // Kernels clear the rows of packed q that are of none of their sequences: a second pass would
+  // clear those of the first.
+  const bool packed = shape.by_sequence && p.q_layout == ATTN_PACKED;
   double bytes = 0;            // of an item, which integers may not hold
   int64_t most = 0, rest = 0;  // items of a pass, of the last one if that has fewer
   Attention part, part_of_rest;
   const auto choose_for = [&](double of_item) {
     bytes = of_item;
-    most = std::clamp<int64_t>(int64_t(double(pass_bytes) / bytes), 1,
-                               std::max<int64_t>(1, shape.items));
+    const int64_t all = std::max<int64_t>(1, shape.items);
+    most = packed ? all : std::clamp<int64_t>(int64_t(double(pass_bytes) / bytes), 1, all);
     rest = shape.items > most ? shape.items % most : 0;
     const auto choose_of = [&](int64_t count, Attention* of) {
       return copies ? attend_to_copies(p, shape, count, choose, of)
@@ -141,17 +145,22 @@ Status compose_lists(const Problem& p, const Machine&, const ChoosePart& choose,
   if (copies) {
     const double of_item =
         double(shape.rows) * double(shape.heads) * double(dtype_bytes(p.q_type, columns));
-    if (of_item > double(item_bytes))
-      return unsupported("the keys of a ", shape.by_sequence ? "sequence" : "query",
-                         " take a workspace of ", of_item, " bytes; accepted: up to ", item_bytes);
+    const double least = packed ? of_item * double(shape.items) : of_item;
+    if (least > double(item_bytes))
+      return unsupported("the keys of ",
+                         packed              ? "all sequences"
+                         : shape.by_sequence ? "a sequence"
+                                             : "a query",
+                         " take a workspace of ", least, " bytes; accepted: up to ", item_bytes);
     part = {}, part_of_rest = {};
     ATTN_TRY(choose_for(of_item));
   }
   const int64_t heads = shape.by_head ? p.heads_kv : 1;
   const int64_t passes = ceil_div(shape.items, most) * heads;
   if (passes > most_passes)
-    return unsupported("copies of ", double(shape.items) * bytes * double(heads), " bytes take ",
-                       passes, " passes; accepted: up to ", most_passes);
+    return unsupported(copies ? "copies of " : "tables of ",
+                       double(shape.items) * bytes * double(heads), " bytes take ", passes,
+                       " passes; accepted: up to ", most_passes);
   Composer to(choice);
   if (shape.items == 0) return {};
 
@@ -199,8 +208,7 @@ Status compose_lists(const Problem& p, const Machine&, const ChoosePart& choose,
   const size_t lse = orders_lse ? to.take(size_t(shape.items * p.heads_q) * sizeof(float)) : 0;
 
   const int64_t group = p.group(), heads_q = shape.heads * group;
-  // From one item to the next. Packed sequences are found by their offsets.
-  const bool packed = shape.by_sequence && p.q_layout == ATTN_PACKED;
+  // From one item to the next. Packed sequences, all in one pass, are found by their offsets.
   const auto stride = [&](attn_dtype type, const attn_strides& of) {
     return packed ? 0 : dtype_bytes(type, shape.by_sequence ? of.batch : row_stride(p, of));
   };
@@ -222,8 +230,7 @@ Status compose_lists(const Problem& p, const Machine&, const ChoosePart& choose,
                       first * out_row + dtype_bytes(p.out_type, first_head * p.out_stride.head)},
           .lse = {.from = orders_lse ? Place::workspace : Place::caller,
                   .bytes = int64_t(lse) + (head * shape.items + first) * lse_row},
-          .cu_seqlens_q = {.from = packed ? Place::caller : Place::nowhere,
-                           .bytes = first * int64_t{sizeof(int32_t)}},
+          .cu_seqlens_q = {.from = packed ? Place::caller : Place::nowhere},
           .sinks = {.bytes = first_head * int64_t{sizeof(float)}}});
     }
   if (orders_lse) to.add(gather_lse_step(p, shape, lse), "order of lse", true);

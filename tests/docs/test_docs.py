@@ -90,6 +90,9 @@ COMMANDS = {
         "c++ -O2 -std=c++20 -Iinclude bench/dev/host_cost.cpp -o host_cost -ldl": Run(words={"c++ -O2": f"{CXX} -O2"}),
         "./host_cost build/release/mock/cuda_12.so build/release/lib/libattn.so OTHER/libattn.so":
             Run(words={"build/release": str(BUILD), " OTHER/libattn.so": ""}, needs=CUDA),
+        "python3 bench/lists.py --lib build/release/lib/libattn.so --out docs/measured/NAME.json": gpu,
+        "python3 bench/llama.py --program ./llama_tokens --backend build/release/lib/libggml-attn.so --model MODEL.gguf --out docs/measured/NAME.json":
+            Skip("needs llama.cpp and a model"),
         "python3 bench/generate.py --out docs/measured/NAME.json": gpu,
         "python3 bench/serve_vllm.py --out docs/measured/NAME.json": gpu,
         "python3 bench/host_overhead.py --json docs/measured/NAME.json": Skip("times for a minute"),

@@ -117,6 +117,26 @@ TEST_CASE("gather: many queries in one pass") {
   CHECK(c.choice.recipe.workspace < size_t{256} << 20);
 }
 
+// A pass would clear the rows of the sequences of the others.
+TEST_CASE("gather: packed queries without lists take one pass") {
+  Setup s(32, 2, 16);
+  s.segment.list_size = 0;
+  s.segment.k_type = ATTN_MLA_656;
+  s.problem.q_layout = ATTN_PACKED;
+  s.problem.total_q = 64;
+  const Chosen c = on_hopper(s);
+  REQUIRE(c.name() == "lists_cuda");
+  CHECK(c.copies());
+  CHECK(c.runs().size() == 1);
+  CHECK(c.attends().batch == 32);
+  Setup more(64, 2, 16);
+  more.segment.list_size = 0;
+  more.segment.k_type = ATTN_MLA_656;
+  more.problem.q_layout = ATTN_PACKED;
+  more.problem.total_q = 128;
+  CHECK(has(on_hopper(more, "lists_cuda").name(), "the keys of all sequences take a workspace of"));
+}
+
 TEST_CASE("gather: copies of many queries in passes of a GiB") {
   Setup s(1, 4096, 128);
   s.segment.k_type = ATTN_MLA_656;
