@@ -161,7 +161,8 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
                         are converted
     rotary_interleaved  True: pairs are elements 2 i and 2 i + 1; False: i and i + R / 2
     rotary_seqlens      i32 [B]: used for the rotation instead of cache_seqlens
-    cache_seqlens       i32 or i64 [B], or one integer: keys in the cache; None: it is full
+    cache_seqlens       i32 or i64 [B], or one integer: keys in the cache; None: it is full. New keys that have no room are refused on the
+                        host, on a GPU they are not written
     cache_batch_idx     i32 [B]: sequence b is row cache_batch_idx[b] of k_cache
     cache_leftpad       i32 [B]: the position of each sequence's first key
     block_table         i32 [B, pages]; page_table is the same
@@ -204,8 +205,10 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
         for name, x in ("k", k), ("v", v):
             module_of(x, name)
             need_shape(x, name, (None,) * (4 if cu_seqlens_k_new is None else 3), form)
+        new = k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new[1:] - cu_seqlens_k_new[:-1]
+        if not on_gpu(lengths):
+            _need_room(lengths, "cache_seqlens", lengths * 0 + k_cache.shape[1] * (1 if table is None else table.shape[1]) - new)
         if cache_leftpad is not None:
-            new = k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new[1:] - cu_seqlens_k_new[:-1]
             _need_room(cache_leftpad, "cache_leftpad", lengths + new)
         append_names = {"k_new": "k", "v_new": "v", "seqlens": "cache_seqlens", "cu_seqlens_new": "cu_seqlens_k_new",
                         "block_table": table_name}

@@ -248,6 +248,13 @@ class Arguments(Case):
         self.refuses(ValueError, ["alibi_slopes has shape [3, 4]", "[2, 4]"], flash_attn_func, q, k, v,
                      alibi_slopes=np.zeros((3, 4), np.float32))
         self.refuses(ValueError, "cache_seqlens is None", flash_attn_with_kvcache, q, k, v, k, v)
+        full = dict(cache_seqlens=np.array([11, 12], np.int32))
+        self.refuses(ValueError, "cache_seqlens[1] is 12; accepted: 0 to 11", flash_attn_with_kvcache, q, k.copy(), v.copy(), k[:, :2], v[:, :2],
+                     **full)
+        self.refuses(ValueError, "cache_seqlens[1] is 12; accepted: 0 to 11", flash_attn_with_kvcache, q, k.copy(), v.copy(), k[0, :3], v[0, :3],
+                     cu_seqlens_k_new=np.array([0, 1, 3], np.int32), **full)
+        self.refuses(ValueError, "cache_seqlens[0] is 11; accepted: 0 to 6", flash_attn_with_kvcache, q, k[:, :8].copy(), v[:, :8].copy(),
+                     k[:, :2], v[:, :2], block_table=np.array([[0], [1]], np.int32), **full)
         self.refuses(ValueError, "rotary_cos is given", flash_attn_with_kvcache, q, k, v, rotary_cos=q)
         self.refuses(ValueError, "page_table is given", flash_attn_with_kvcache, q, k, v, block_table=q, page_table=q)
         self.refuses(ValueError, "cache_batch_idx is given", flash_attn_with_kvcache, q, k, v, block_table=q,

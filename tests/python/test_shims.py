@@ -56,6 +56,45 @@ class Flash(Case):
         options = set(inspect.signature(attn.flash.flash_attn_with_kvcache).parameters)
         self.assertLessEqual(set(inspect.signature(three.flash_attn_with_kvcache).parameters), options)
 
+    def test_steps(self):
+        """What a ring of devices does: some keys at a time, merged by lse; then gradients of each part from out and lse of all keys."""
+        from flash_attn import flash_attn_interface as two
+        q, k, v = self.qkv(seqlen_q=8, seqlen_kv=12)
+        d_out = self.normal(*q.shape)
+        want, want_lse = attn.forward(q, k, v, scale=0.3, softcap=20.0, return_lse=True)
+        expected = attn.backward(d_out, q, k, v, want, want_lse, scale=0.3, softcap=20.0)
+        arguments = dict(dropout_p=0.0, softmax_scale=0.3, causal=False, window_size_left=-1, window_size_right=-1, softcap=20.0,
+                         alibi_slopes=None)
+        halves = slice(0, 7), slice(7, 12)
+        parts = [two._flash_attn_forward(q, k[:, x], v[:, x], return_softmax=False, **arguments) for x in halves]
+        self.assertTrue(all(len(part) == 4 and part[2:] == (None, None) for part in parts))
+        lse = np.logaddexp(parts[0][1], parts[1][1])
+        self.close(lse, want_lse)
+        self.close(sum(np.exp(part[1] - lse).transpose(0, 2, 1)[..., None] * part[0] for part in parts), want)
+        for lengths in None, np.array([0, 8, 16], np.int32):
+            flat = (lambda x: x) if lengths is None else lambda x: np.ascontiguousarray(x).reshape(-1, *x.shape[2:])
+            sums = 0
+            for x in halves:
+                gradients = np.zeros_like(q), np.zeros_like(k)[:, x], np.zeros_like(v)[:, x]
+                arrays = [d_out, q, k[:, x], v[:, x], want]
+                if lengths is None:
+                    two._flash_attn_backward(*arrays, want_lse, *gradients, deterministic=False, **arguments)
+                else:
+                    keys = np.array([0, 1, 2], np.int32) * k[:, x].shape[1]
+                    packed_lse = np.ascontiguousarray(want_lse.transpose(1, 0, 2)).reshape(4, 16)
+                    gradients = [np.ascontiguousarray(g) for g in gradients]
+                    out, lse, *_ = two._flash_attn_varlen_forward(*map(flat, arrays[1:4]), lengths, keys, 8, 12, return_softmax=False, **arguments)
+                    self.close(out, flat(parts[x.start > 0][0]))
+                    self.close(lse.reshape(4, 2, 8).transpose(1, 0, 2), parts[x.start > 0][1])
+                    two._flash_attn_varlen_backward(*map(flat, arrays), packed_lse, *map(flat, gradients), lengths, keys, 8, 12,
+                                                    deterministic=False, **arguments)
+                self.close(gradients[1], expected[1][:, x])
+                self.close(gradients[2], expected[2][:, x])
+                sums = sums + gradients[0]
+            self.close(sums, expected[0], 4e-6)
+        self.refuses(ValueError, ["dropout_p is 0.5", "accepted: 0"], two._flash_attn_backward, *arrays, want_lse, *gradients,
+                     deterministic=False, **{**arguments, "dropout_p": 0.5})
+
     @unittest.skipUnless(have("torch"), "torch is not installed")
     def test_bert_padding(self):
         from flash_attn.bert_padding import pad_input, unpad_input, unpad_input_for_concatenated_sequences
