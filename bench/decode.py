@@ -8,9 +8,7 @@ A figure is microseconds per launch of a graph of up to 50. "cold": caches in tu
 "warm": one. GB/s count K and V once. `read` is what read_cuda takes to read as many bytes in such a graph.
 """
 import argparse
-import datetime
 import math
-import pathlib
 import re
 import statistics
 from dataclasses import dataclass, replace
@@ -343,20 +341,12 @@ def read_calls(path, cell, torch):
 
 def measure(options, cells):
     import torch
-    from contenders import Libattn
-    from peers import builds
-    from timing import Launches, Nvml, take_rounds
+    from peers import libraries_of
+    from timing import Launches, Nvml, result_of, take_rounds
     torch.zeros(1, device="cuda")
-    paths = builds(options.lib)
-    files = dict(one.split("=", 1) for one in options.code)
-    libraries = {label: (Libattn(str(pathlib.Path(path.partition("@")[0]).resolve()),
-                                 kernel_file=files[label] if label in files else None), path.partition("@")[2])
-                 for label, path in paths.items()}
+    libraries = libraries_of(options.lib, dict(one.split("=", 1) for one in options.code))
     nvml = Nvml()
-    result = {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"), "commit": options.commit,
-              "gpu": {"name": torch.cuda.get_device_name(), "driver": nvml.driver(), "before": nvml.state()},
-              "cuda": torch.version.cuda, "torch": torch.__version__, "cudnn": torch.backends.cudnn.version(),
-              "rounds": options.rounds, "cells": []}
+    result = result_of(options, nvml, cudnn=torch.backends.cudnn.version())
     for cell in cells:
         inputs = Inputs(torch, cell)
         row = {**cell.__dict__, "name": cell.name, "kv_bytes": cell.kv_bytes, "kernels": {}, "missing": {}, "errors": {}}

@@ -9,10 +9,8 @@ after | is the largest error of an output of some queries against float64, in un
 """
 import argparse
 import ctypes as c
-import datetime
 import json
 import math
-import pathlib
 import statistics
 from dataclasses import asdict, dataclass
 
@@ -137,16 +135,11 @@ def calls_of(torch, library, kernel, cell, inputs, named):
 
 def measure(options):
     import torch
-    from contenders import Libattn
-    from peers import builds
-    from timing import Launches, Nvml, take_rounds
+    from peers import libraries_of
+    from timing import Launches, Nvml, result_of, take_rounds
     torch.zeros(1, device="cuda")
-    libraries = {label: (Libattn(str(pathlib.Path(path.partition("@")[0]).resolve())), path.partition("@")[2])
-                 for label, path in builds(options.lib).items()}
-    nvml = Nvml()
-    result = {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"), "commit": options.commit,
-              "gpu": {"name": torch.cuda.get_device_name(), "driver": nvml.driver(), "before": nvml.state()},
-              "cuda": torch.version.cuda, "torch": torch.__version__, "rounds": options.rounds, "cells": []}
+    libraries, nvml = libraries_of(options.lib), Nvml()
+    result = result_of(options, nvml)
     for cell in CELLS:
         if options.cells and options.cells not in cell.name:
             continue

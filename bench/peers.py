@@ -235,6 +235,17 @@ def builds(libs):
     return dict(one.split("=", 1) if "=" in one else (f"libattn{at + 1 if at else ''}", one) for at, one in enumerate(libs))
 
 
+def libraries_of(libs, files=None):
+    """label -> (Libattn, the kernel that it is to take, "" for the plan's) of `--lib [LABEL=]PATH[@KERNEL]`. files: label -> device code in
+    place of the build's."""
+    from contenders import Libattn
+    found = {}
+    for label, lib in builds(libs).items():
+        path, _, kernel = lib.partition("@")
+        found[label] = Libattn(str(pathlib.Path(path).resolve()), kernel_file=(files or {}).get(label)), kernel
+    return found
+
+
 def measure(options):
     import torch
     from contenders import ANCHOR, PEERS, PEERS_FP8, Libattn

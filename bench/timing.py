@@ -1,5 +1,6 @@
 """Times calls on the GPU as graphs of launches, and watches the clocks meanwhile."""
 import ctypes as c
+import datetime
 import threading
 
 import torch
@@ -56,6 +57,13 @@ def take_rounds(launches, count, nvml):
             with watches[label]:
                 rounds[label].append(launches[label].microseconds())
     return rounds, {label: watch.means() for label, watch in watches.items()}
+
+
+def result_of(options, nvml, **more):
+    """What the JSON of a benchmark begins with; cells are added to it."""
+    return {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"), "commit": options.commit,
+            "gpu": {"name": torch.cuda.get_device_name(), "driver": nvml.driver(), "before": nvml.state()},
+            "cuda": torch.version.cuda, "torch": torch.__version__, **more, "rounds": options.rounds, "cells": []}
 
 
 class FieldValue(c.Structure):
