@@ -280,6 +280,16 @@ TEST_CASE("cubins: steps launch what was compiled", "[catalog]") {
   }
 }
 
+// Each launches what was compiled for it.
+void check_steps(const std::vector<Step>& steps, const DeviceInfo& device) {
+  for (const Step& step : steps) {
+    INFO(step.image);
+    CHECK(each_cubin(step.image, [&](const FunctionInfo& compiled) {
+            CHECK(check_code(step, compiled, device).text == "");
+          }) > 0);
+  }
+}
+
 TEST_CASE("cubins: the steps of lists_cuda launch what was compiled", "[catalog]") {
   if (!built()) ATTN_SKIP("this build has no CUDA kernels");
   DeviceInfo exact;
@@ -300,14 +310,9 @@ TEST_CASE("cubins: the steps of lists_cuda launch what was compiled", "[catalog]
   const GatherShape shape = gather_shape(problem);
   SlotsShape slots;
   REQUIRE(make_slots(problem, &slots));
-  for (const Step& step :
-       {gather_step(problem, shape, {}, 0, 2, 0), slots_step(problem, slots, {{}}, 0, 2, 0),
-        gather_lse_step(problem, shape, 0)}) {
-    INFO(step.image);
-    CHECK(each_cubin(step.image, [&](const FunctionInfo& compiled) {
-            CHECK(check_code(step, compiled, exact).text == "");
-          }) > 0);
-  }
+  check_steps({gather_step(problem, shape, {}, 0, 2, 0), slots_step(problem, slots, {{}}, 0, 2, 0),
+               gather_lse_step(problem, shape, 0)},
+              exact);
 }
 
 TEST_CASE("cubins: the steps of shards_cuda launch what was compiled", "[catalog]") {
@@ -329,13 +334,7 @@ TEST_CASE("cubins: the steps of shards_cuda launch what was compiled", "[catalog
   p.segments = &s;
   Problem problem;
   REQUIRE(make_problem(&p, &problem).ok());
-  for (const Step& step :
-       {wait_steps(problem, 0, 1).at(0), accumulate_step(problem, exact, 0, 0)}) {
-    INFO(step.image);
-    CHECK(each_cubin(step.image, [&](const FunctionInfo& compiled) {
-            CHECK(check_code(step, compiled, exact).text == "");
-          }) > 0);
-  }
+  check_steps({wait_steps(problem, 0, 1).at(0), accumulate_step(problem, exact, 0, 0)}, exact);
 }
 
 // What the largest kernels have: decode_sm89_fp8_d256, which has all of its code for each type of
