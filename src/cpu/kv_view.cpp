@@ -157,9 +157,10 @@ SegmentView segment_view(const Problem& problem, const Args& args, int64_t b, in
   const attn_segment& shape = problem.segment[s];
   SegmentView view = segment_view(shape, data, b, length_of(shape, data, b));
   view.first = first;
-  view.places = {first, 1, 1, 0};
+  view.places = {first, 1, 1};
   if (shape.has_key_start)
-    view.places = {data.key_start[view.b], shape.key_interleave, shape.key_ranks, shape.key_rank};
+    view.places = {data.key_start[view.b] + shape.key_rank * shape.key_interleave,
+                   shape.key_interleave, shape.key_interleave * shape.key_ranks};
   return view;
 }
 

@@ -9,7 +9,7 @@
 
 #include "core/cache_format.h"
 #include "core/dtype.h"
-#include "cpu/key_places.h"
+#include "kernels/shared/key_places.h"
 #include "problem/problem.h"
 
 namespace attn {
@@ -81,7 +81,7 @@ struct SegmentView {
   int64_t first_row;                 // PACKED: row of key 0 in the buffer
   const int32_t* pages;              // PAGED: this sequence's row of the block table
   int64_t k_row_bytes, v_row_bytes;  // between consecutive keys of a run
-  KeyPlaces places;
+  KeyPlaces<int64_t> places;
 
   // The run that starts at key j of the segment, 0 <= j; of a list at its key j.
   KeyRun run(int64_t j, int64_t kv_head) const {
