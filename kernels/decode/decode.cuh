@@ -48,22 +48,21 @@ struct Decoder {
   __device__ __forceinline__ int lane_row(int n, int i) const { return 8 * n + lane() % 4 * 2 + i; }
 
   __device__ __forceinline__ void begin_head() {
-    const KeyBand seen = a.mask.band(at.seqlen_q, at.seqlen_kv);
+    const SeenPlaces seen = seen_places(a.mask, a.positions, at.b, at.seqlen_q, at.seqlen_kv);
     const auto keys_of = [&](int query) {
-      return make_int2(clamp(query + seen.lower, 0, at.seqlen_kv),
-                       clamp(query + seen.upper, 0, at.seqlen_kv));
+      return make_int2(keys_before(a.positions, query + seen.lower, at.seqlen_kv),
+                       keys_before(a.positions, query + seen.upper, at.seqlen_kv));
     };
-    const int last = Row(a, at, used_rows() - 1).query;
-    all_begin = keys_of(last).x;
-    all_end = keys_of(Row(a, at, 0).query).y;
     if (threadIdx.x < rows) {
-      const int query = min(Row(a, at, threadIdx.x).query, last);
+      const int query = Row(a, at, min(int(threadIdx.x), used_rows() - 1)).query;
       group.keys[threadIdx.x] = keys_of(query);
       if (a.tree) group.tree[threadIdx.x] = tree_words(a, at, query);
     }
-    if (a.tree) all_end = min(all_end, at.seqlen_kv - int(a.tree_mask.keys));
     load_q();
     meet();
+    all_begin = group.keys[rows - 1].x;
+    all_end = group.keys[0].y;
+    if (a.tree) all_end = min(all_end, at.seqlen_kv - int(a.tree_mask.keys));
 #pragma unroll
     for (int n = 0; n < q_tiles; ++n) {
 #pragma unroll
@@ -203,6 +202,8 @@ struct Decoder {
   __device__ __forceinline__ void change_scores(float (&s)[q_tiles][4], int first,
                                                 float k_descale) const {
     const bool plain = a.softcap == 0 && !a.alibi_slopes;
+    const int first_query =
+        plain ? 0 : near_first_query(a.positions, at.b, at.seqlen_q, at.seqlen_kv);
 #pragma unroll
     for (int n = 0; n < q_tiles; ++n)
 #pragma unroll
@@ -214,14 +215,14 @@ struct Decoder {
         }
         const int r = lane_row(n, i);
         const Row row(a, at, r < used_rows() ? r : 0);
-        const int diagonal = row.query + at.seqlen_kv - at.seqlen_q;
+        const int query = row.query + first_query;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float x = s[n][2 * half + i] * factor;
           if (a.softcap > 0) x = a.softcap * tanh_accurate(x / a.softcap);
           if (a.alibi_slopes)
-            x -=
-                a.alibi_slopes[row.head] * fabsf(float(diagonal - (first + 8 * half + lane() / 4)));
+            x -= a.alibi_slopes[row.head] *
+                 fabsf(float(query - key_place(a.positions, first + 8 * half + lane() / 4)));
           s[n][2 * half + i] = x * log2_e;
         }
       }

@@ -6,6 +6,7 @@
 
 #include "../shared/forward_args.h"
 #include "../shared/mask.h"
+#include "../shared/positions.h"
 #include "../shared/tensor_map.h"
 
 enum { attn_decode_max_segments = 8 };
@@ -77,8 +78,9 @@ struct attn_decode_kernarg {
   float* sums;        // [slots, rows, head_dim_v of the tile]
   float* stats;       // [slots, rows, 2]: reference and sum of the weights
   unsigned* arrived;  // [2, slots]: zero between launches
+  attn_positions positions;
   attn_decode_segment segment[attn_decode_max_segments];
-  int fixed_lengths;  // no length is in memory, and no kv_begin
+  int fixed_lengths;  // no length is in memory, no kv_begin and no positions
   // K and V are one segment, of which the last query sees all; without split_keys, tree and
   // kv_begin.
   int sees_all;

@@ -133,6 +133,7 @@ struct Own : Swapped<OwnTypes, tile> {
                                                      min(int(threadIdx.x % rows), used_rows() - 1))
                                                      .head] *
                                   log2_e;
+    if (a.alibi_slopes) this->note_first_query();
     this->key_warp = warp() & (warps_of_head() - 1);
     this->rows_before = warp_head() * rows;
     q_at = warp_head() * tile.merge_bytes() + lane() * 16;

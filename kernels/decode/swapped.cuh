@@ -92,8 +92,6 @@ struct Swapped {
   __device__ __forceinline__ void begin_part() {
     load_q();
     if (a.sees_all && at.seqlen_q == 1) {
-      all_begin = 0;
-      all_end = at.seqlen_kv;
       if (thread() < rows) mine().keys[thread()] = make_int2(0, at.seqlen_kv);
     } else {
       note_seen_keys();
@@ -101,6 +99,7 @@ struct Swapped {
     if (a.alibi_slopes && thread() < rows)
       mine().slope[thread()] =
           a.alibi_slopes[Row(a, at, min(int(thread()), used_rows() - 1)).head] * log2_e;
+    if (a.alibi_slopes) note_first_query();
     fresh = true;
     apart = false;
     v_unit = 1;
@@ -114,18 +113,22 @@ struct Swapped {
       for (int i = 0; i < elements; ++i) o[m][i] = 0;
     ptx::fence_async_shared();
     meet();
+    all_begin = mine().keys[rows - 1].x;
+    all_end = mine().keys[0].y;
+    if (a.tree) all_end = min(all_end, at.seqlen_kv - int(a.tree_mask.keys));
   }
 
+  __device__ __forceinline__ void note_first_query() {
+    if (thread() == 0)
+      mine().first_query = near_first_query(a.positions, at.b, at.seqlen_q, at.seqlen_kv);
+  }
   // What rows see by the mask of ranges, and by the tree.
   __device__ __forceinline__ void note_seen_keys() {
-    const KeyBand seen = a.mask.band(at.seqlen_q, at.seqlen_kv);
+    const SeenPlaces seen = seen_places(a.mask, a.positions, at.b, at.seqlen_q, at.seqlen_kv);
     const auto keys_of = [&](int query) {
-      return make_int2(clamp(query + seen.lower, 0, at.seqlen_kv),
-                       clamp(query + seen.upper, 0, at.seqlen_kv));
+      return make_int2(keys_before(a.positions, query + seen.lower, at.seqlen_kv),
+                       keys_before(a.positions, query + seen.upper, at.seqlen_kv));
     };
-    all_begin = keys_of(Row(a, at, used_rows() - 1).query).x;
-    all_end = keys_of(Row(a, at, 0).query).y;
-    if (a.tree) all_end = min(all_end, at.seqlen_kv - int(a.tree_mask.keys));
     if (thread() >= rows) return;
     const int r = thread(), query = Row(a, at, min(r, used_rows() - 1)).query;
     mine().keys[r] = keys_of(query);
@@ -388,19 +391,22 @@ struct Swapped {
   // Softcap and ALiBi.
   __device__ __forceinline__ void modify(float (&x)[elements], int first) const {
     const float limit = a.softcap * log2_e, into_limit = a.softcap > 0 ? 1 / limit : 0;
-    const int diagonal = at.seqlen_kv - at.seqlen_q - first;
+    int key[2];  // places of the lane's
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      key[half] = a.alibi_slopes ? key_place(a.positions, first + lane_key(half)) : 0;
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int r = lane_row(n) + i;
         const float slope = a.alibi_slopes ? mine().slope[rows_before + r] : 0;
-        const int away = a.alibi_slopes ? (at.first_row + r) / a.group + diagonal : 0;
+        const int query = a.alibi_slopes ? (at.first_row + r) / a.group + mine().first_query : 0;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float& s = x[4 * n + 2 * half + i];
           if (a.softcap > 0) s = limit * tanh_accurate(s * into_limit);
-          if (a.alibi_slopes) s -= slope * fabsf(float(away - lane_key(half)));
+          if (a.alibi_slopes) s -= slope * fabsf(float(query - key[half]));
         }
       }
   }

@@ -43,6 +43,7 @@ struct SwappedRows {
   float slope[all_rows];                   // of ALiBi
   alignas(16) int2 keys[rows];             // that a row sees: from, to
   ulonglong2 tree[rows];                   // its words of the tree
+  int first_query;                         // with ALiBi: its place among the keys
 };
 struct NoRows {};
 template <DecodeTile tile>

@@ -8,6 +8,7 @@
 // sequence.
 #pragma once
 #include "../common/lengths.cuh"
+#include "../common/positions.cuh"
 #include "decode_args.h"
 #include "decode_tiles.h"
 
@@ -51,11 +52,12 @@ struct Sequence {
       units = seqlen_q == 0 ? 0 : max((seqlen_kv + unit_keys - 1) / unit_keys, 1);
       return;
     }
-    const KeyBand seen = a.mask.band(seqlen_q, seqlen_kv);
+    const SeenPlaces seen = seen_places(a.mask, a.positions, b, seqlen_q, seqlen_kv);
     const int first = tiled ? row / a.group : 0,
               last = tiled ? min(row + tile.rows(), rows(a)) - 1 : 0;
-    low = clamp(first + seen.lower, 0, seqlen_kv);
-    high = clamp((tiled ? last / a.group : seqlen_q - 1) + seen.upper, 0, seqlen_kv);
+    low = keys_before(a.positions, first + seen.lower, seqlen_kv);
+    high =
+        keys_before(a.positions, (tiled ? last / a.group : seqlen_q - 1) + seen.upper, seqlen_kv);
     // Keys before it are not valid in their unit, so those that compute need no kv_begin.
     if (tile.takes_kv_begin()) low = max(low, first_key(a.kv_begin, b, seqlen_kv));
     units = split_begin = split_end = 0;

@@ -256,11 +256,13 @@ Kernarg<engine> constants(const Problem& p, int64_t rows, const Shape& shape) {
   a.split_invariant = p.has(ATTN_SPLIT_INVARIANT);
   a.num_segments = p.num_segments;
   a.sees_all = p.num_segments == 1 && p.fixed_split == 0 && p.tree_keys == 0 && !p.has_kv_begin &&
-               !(p.flags & (ATTN_WINDOW | ATTN_CAUSAL_TOP_LEFT));
+               !(p.flags & (ATTN_WINDOW | ATTN_CAUSAL_TOP_LEFT)) &&
+               !(p.has(ATTN_CAUSAL) && p.has(ATTN_QUERY_POSITIONS));
   a.scale = p.scale;
   a.softcap = p.softcap;
   a.mask = p.range_mask();
   a.tree_mask = p.tree_mask();
+  a.positions = positions(p);
   const Workspace workspace = workspace_of(shape.slots, tile);
   a.stats = offset_of<float>(workspace.stats_at);
   a.arrived = offset_of<unsigned>(workspace.arrived_at);
@@ -301,7 +303,8 @@ void patch(const Problem& p, const Args& args, void* workspace, attn_decode_kern
   a.tree = reinterpret_cast<const unsigned long long*>(args.tree);
   rebase(workspace, a.sums, a.stats, a.arrived);
   a.kv_begin = args.kv_begin;
-  a.fixed_lengths = !a.cu_seqlens_q && !a.kv_begin;
+  patch_positions(p, args, &a.positions);
+  a.fixed_lengths = !a.cu_seqlens_q && !a.kv_begin && !a.positions.query_start;
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment_args of = args.segment[i];
     attn_decode_segment& s = a.segment[i];
@@ -437,6 +440,9 @@ inline Status check(const Problem& p, int64_t rows, const DeviceInfo& device,
                     const DecodeTile& tile, bool engine) {
   if (p.fixed_split % unit_keys != 0)
     return unsupported("fixed_split is ", p.fixed_split, "; accepted: multiples of ", unit_keys);
+  if (p.seqlen_q > max_length)
+    return unsupported("seqlen_q is ", p.seqlen_q, "; accepted: up to ", max_length);
+  ATTN_TRY(check_positions(p, true));
   ATTN_TRY(
       check_units(p, row_tiles(rows, tile), tile.rows(), attn_decode_max_segments, max_length));
   if (engine) ATTN_TRY(check_engine(p, device, tile));
