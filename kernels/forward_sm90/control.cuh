@@ -18,11 +18,12 @@ struct Item {
   int b, h;  // b < 0: there are no more
   int head_kv;
   int row;  // first query
-  int seqlen_q, seqlen_kv;
+  int seqlen_q;
+  int diagonal;   // query i is at key i + diagonal
   int q_begin;    // packed q: row of the sequence's query 0
   int low, high;  // keys that some of its queries see; in a cluster, of the queries of all blocks
   int used;       // no query of the sequence (fp8: of the item) sees a key from here on
-  int lower, upper;  // query i sees keys from i + lower up to i + upper
+  int lower, upper;  // query i sees places from i + lower up to i + upper
   struct Segment {
     int end;    // position after the segment's last key
     int row;    // the key at position j is row j + row of the tensor,

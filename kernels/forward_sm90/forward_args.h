@@ -5,6 +5,7 @@
 #include "../shared/block_mask.h"
 #include "../shared/forward_args.h"
 #include "../shared/mask.h"
+#include "../shared/positions.h"
 #include "../shared/tensor_map.h"
 
 enum { attn_sm90_max_segments = 8 };
@@ -44,6 +45,7 @@ struct attn_sm90_forward_kernarg {
   attn::RangeMask mask;
   attn_kv_lengths segment[attn_sm90_max_segments];
   const int* kv_begin;  // [batch]: the first key of each sequence that is seen; null: 0
+  attn_positions positions;
 };
 
 // The workspace of item_order.cuh, 0 between launches.

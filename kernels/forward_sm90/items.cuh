@@ -3,6 +3,7 @@
 #include "../common/descale.cuh"
 #include "../common/lengths.cuh"
 #include "../common/no_keys.cuh"
+#include "../common/positions.cuh"
 #include "config.h"
 #include "control.cuh"
 #include "item_order.cuh"
@@ -109,10 +110,8 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, con
     length += span.length;
     if (lane == 0) item.segment[i] = {length, row, a.segment[i].cu_seqlens ? 0 : sequence};
   }
-  constexpr int unbounded = 1 << 30;
-  const KeyBand band = a.mask.band(queries.length, length);
-  const int lower = clamp(band.lower, -unbounded, unbounded);
-  const int upper = clamp(band.upper, -unbounded, unbounded);
+  const auto [lower, upper] = seen_places(a.mask, a.positions, sequence, queries.length, length);
+  const int diagonal = near_first_query(a.positions, sequence, queries.length, length);
   // Lane g finds what warpgroup g sees, the next one what the item sees, the next the sequence.
   const int all_row = at.tile * all_rows;
   const int item_row = all_row + (tile.heads ? 0 : rows * block_of_cluster<tile>());
@@ -126,8 +125,10 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, con
   const int first = first_key(a.kv_begin, at.b, length);
   SeenKeys see = {0, 0, 0, 0};
   if (row < behind)
-    see = {clamp(row + lower, first, length), clamp(behind - 1 + upper, 0, length),
-           clamp(behind - 1 + lower, first, length), clamp(row + upper, 0, length)};
+    see = {max(keys_before(a.positions, row + lower, length), first),
+           keys_before(a.positions, behind - 1 + upper, length),
+           max(keys_before(a.positions, behind - 1 + lower, length), first),
+           keys_before(a.positions, row + upper, length)};
   if (a.part_keys > 0 && lane <= tile.groups) {
     const int begin = min(at.b * (long long)a.part_keys, (long long)length),
               end = min((at.b + 1) * (long long)a.part_keys, (long long)length);
@@ -154,9 +155,9 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, con
     item.row = item_row;
     item.q_begin = int(queries.begin);
     item.seqlen_q = queries.length;
-    item.seqlen_kv = length;
     item.lower = lower;
     item.upper = upper;
+    item.diagonal = diagonal;
   }
 }
 

@@ -45,7 +45,9 @@ __device__ __forceinline__ void prefetch_panels(const attn_tensor_map& map, int 
 template <Tile tile>
 __device__ __forceinline__ void prefetch_first(const attn_sm90_forward_kernarg& a) {
   const auto& segment = a.segment[0];
-  if (a.cu_seqlens_q || segment.cu_seqlens || segment.seqlens || a.kv_begin) return;
+  if (a.cu_seqlens_q || segment.cu_seqlens || segment.seqlens || a.kv_begin ||
+      a.positions.query_start)
+    return;
   if (a.num_segments != 1 || segment.capacity == 0 || a.part_keys > 0) return;
   const QueryTile at = item_queries<tile>(a, blockIdx.x / tile.blocks);
   const int block = block_of_cluster<tile>(), all_row = at.tile * tile.item_rows();

@@ -38,6 +38,10 @@ constexpr Limits limits(const sm90::Variant& variant) {
                    .head_dim = {.multiple = 8, .max = variant.tile.head_dim},
                    .head_dim_v = {.multiple = 8, .max = variant.tile.head_dim_v},
                    .group = {.multiple = variant.tile.item_heads()}};
+  if (!(with & with_mask)) {
+    limits.flags |= ATTN_QUERY_POSITIONS;
+    limits.features |= feature_key_positions;
+  }
   if (with & with_pages) {
     limits.features |= feature_paged_kv | feature_shared_pages;
     limits.page_size.multiple = 16;  // rows that are swizzled alike, and as many as products take

@@ -71,6 +71,7 @@ Status check(const Problem& p, const DeviceInfo& device, const Tile& tile, unsig
                          {p.q_layout == ATTN_PACKED ? p.total_q : p.seqlen_q, p.heads_q,
                           p.q_layout == ATTN_PACKED ? 1 : p.batch}));
   for (int32_t i = 0; i < p.num_segments; ++i) ATTN_TRY(check_copied(p, Segments::segment(p, i)));
+  ATTN_TRY(check_positions(p, false));
   if (multiprocessors(p, device) < tile.blocks)
     return unsupported("it runs on ", tile.blocks, " multiprocessors or more; max_sms is ",
                        p.max_sms);
@@ -117,6 +118,7 @@ Kernarg<with> constants(const Problem& p, const DeviceInfo& device, const Part& 
   a.scale = p.scale;
   a.softcap = p.softcap;
   a.mask = p.range_mask();
+  a.positions = positions(p);
   if constexpr (with & with_mask) a.block_mask = mask_arrays(p);
   if constexpr (with == with_bias) {
     std::copy_n(p.bias_stride, 4, a.bias_stride);
@@ -152,6 +154,7 @@ void patch(const Problem& p, const Args& args, void* workspace, Kernarg<with>& a
   patch_rows(args, &a);
   a.alibi_slopes = args.alibi_slopes;
   a.kv_begin = args.kv_begin;
+  patch_positions(p, args, &a.positions);
   a.taken = static_cast<unsigned*>(workspace);
   if constexpr (with & with_mask) {
     patch_mask(p, args, &a.block_mask);
