@@ -1,5 +1,6 @@
-// The kernel shards_cuda: attention over segments that have ready words, and attention whose result
-// is added to an earlier one, composed of other kernels (plan/shards.h). What it takes here is what
+// The kernel shards_cuda: attention over segments that have ready words or say where their keys
+// are, and attention whose result is added to an earlier one, composed of other kernels
+// (plan/shards.h). What it takes here is what
 // the composition allows; its parts decide the rest.
 #include "kernels/shards.h"
 
@@ -20,8 +21,8 @@ constinit const Kernel rows[] = {
                 .out_types = q_types,
                 .flags = forward_flags | ATTN_BLOCK_MASK | ATTN_ALIBI | ATTN_OUT_SCALE |
                          ATTN_SPLIT_INVARIANT | ATTN_BIAS_SLOPES | ATTN_FP8_PRECISE |
-                         ATTN_ACCUMULATE,
-                .features = feature_all & ~(feature_slots | feature_key_positions)},
+                         ATTN_QUERY_POSITIONS | ATTN_ACCUMULATE,
+                .features = feature_all & ~feature_slots},
      .first_images = {wait_image, accumulate_image},
      .composed = Composed::shards},
 };

@@ -18,20 +18,24 @@ bool has_known_length(const Segment& s) {
   return !s.has_seqlens && s.layout != ATTN_PACKED;
 }
 
-// A group for each arrival; empty if masks then cannot be said by a causal one or a window, or
-// there are too many to merge.
+// A group for each arrival, or for each segment if they say where their keys are; empty if masks
+// then cannot be said by a causal one or a window, or there are too many to merge.
 std::vector<Group> groups_of(const Problem& p) {
   constexpr uint32_t whole =
       feature_bias | feature_f16_bias | feature_tree | feature_kv_begin | feature_causal_sequences;
+  const bool places = p.key_positions();
   if (p.needs.features & whole ||
-      p.has(ATTN_BLOCK_MASK | ATTN_ALIBI | ATTN_CAUSAL_TOP_LEFT | ATTN_BIAS_SLOPES))
+      p.has(ATTN_BLOCK_MASK | ATTN_CAUSAL_TOP_LEFT | ATTN_BIAS_SLOPES) ||
+      (p.has(ATTN_ALIBI) && !places))
     return {};
   std::vector<Group> groups = {{0, 0, 0}};
   for (int64_t i = 0; i < p.num_segments; ++i) {
-    if (i > 0 && p.segment[i].has_ready) groups.push_back({i, i, 0});
+    if (i > 0 && (places || p.segment[i].has_ready)) groups.push_back({i, i, 0});
     groups.back().end = i + 1;
   }
-  const bool masked = p.has(ATTN_CAUSAL | ATTN_WINDOW);
+  // Masks by positions of keys hold in each segment alone, others not for the numbers of keys.
+  const bool masked = p.has(ATTN_CAUSAL | ATTN_WINDOW) && !places;
+  if (masked && groups.size() > 1 && p.has(ATTN_QUERY_POSITIONS)) return {};
   for (const Group& later : groups)
     for (int64_t i = later.first; later.first > 0 && masked && i < later.end; ++i) {
       if (!has_known_length(p.segment[i]) || p.by_query) return {};
@@ -64,12 +68,16 @@ void set_masks(const Problem& p, const Group& g, attn_problem* to) {
 
 bool has_shards(const AnyProblem& problem) {
   return problem.op == Op::forward &&
-         (problem.needs.flags & ATTN_ACCUMULATE || problem.needs.features & feature_ready);
+         (problem.needs.flags & ATTN_ACCUMULATE || problem.needs.features & feature_ready ||
+          (problem.needs.features & feature_key_positions &&
+           problem.needs.features & feature_segments));
 }
 
 Status compose_shards(const Problem& p, const Machine& machine, const ChoosePart& choose,
                       Choice* choice) {
-  if (!has_shards(p)) return unsupported("neither ATTN_ACCUMULATE nor a segment with has_ready");
+  if (!has_shards(p))
+    return unsupported(
+        "neither ATTN_ACCUMULATE nor a segment with has_ready nor several with has_key_start");
   Composer to(choice);
   std::vector<Group> groups = groups_of(p);
   if (groups.empty()) groups = {{0, p.num_segments, 0}};

@@ -1,6 +1,7 @@
-// The kernel shards_cuda, by kernels that know nothing of earlier results and of arrival. Segments
-// are cut into groups, of which each but the first begins with a segment that has ready words, if
-// masks allow that and it has a use. For each group:
+// The kernel shards_cuda, by kernels that know nothing of earlier results and of arrival, and of
+// the positions of keys in one segment only. Segments are cut into groups, of which each but the
+// first begins with a segment that has ready words or says where its keys are, if masks allow that
+// and it has a use. For each group:
 //   wait        until its segments have arrived
 //   attention   to its keys; its float32 result is left in the workspace
 //   accumulate  of that result into out and lse, with ATTN_ACCUMULATE
