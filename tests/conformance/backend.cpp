@@ -388,6 +388,12 @@ Forward::Forward(Backend& backend, const Case& c, const Data& data, const char* 
     to.has_seqlens = s.layout != ATTN_PACKED && !s.lengths.empty();
     to.seqlen = s.capacity;
     to.shared = s.keys == Keys::shared;
+    if (!s.key_start.empty()) {
+      to.has_key_start = 1;
+      to.key_interleave = s.key_interleave;
+      to.key_ranks = int32_t(s.key_ranks);
+      to.key_rank = int32_t(s.key_rank);
+    }
     if (s.layout == ATTN_PACKED) to.total = from.total;
     if (s.layout == ATTN_PAGED) {
       to.num_pages = from.num_pages;
@@ -475,6 +481,7 @@ void Forward::fill(const Case& c, const Data& data) {
       to.v = static_cast<const char*>(to.k) + first(from.v_view);
     put(to.seqlens, from.seqlens);
     put(to.cu_seqlens, from.cu_seqlens);
+    put(to.key_start, from.key_start);
     put(to.block_table, from.block_table);
     put(to.k_descale, from.k_descale);
     put(to.v_descale, from.v_descale);
@@ -496,6 +503,7 @@ void Forward::fill(const Case& c, const Data& data) {
   put(args_.block_bits, data.bits);
   put(args_.tree, data.tree);
   put(args_.kv_begin, data.kv_begin);
+  put(args_.query_start, data.query_start);
 }
 
 void* Forward::out_data() const {

@@ -55,7 +55,8 @@ Outputs compute(const Case& c, const Data& data, const Rounding* as, const Plant
           if (c.softcap > 0) s = c.softcap * std::tanh(s / c.softcap);
           s += bias_at(c, data, b, h, i, j);
           if (c.has(ATTN_ALIBI)) {
-            s -= data.slopes.as<float>()[h] * std::abs(double(i + c.keys(b) - c.queries(b) - j));
+            s -= data.slopes.as<float>()[h] *
+                 std::abs(double(c.query_position(b, i) - c.key_position(b, j)));
           }
           const bool among = wrong && j >= mistake.begin && j < mistake.end;
           for (int n = among ? mistake.times : 1; n > 0; --n) seen.emplace_back(s, first_key + j);

@@ -243,6 +243,7 @@ void make_segment_buffers(const Case& c, const SegmentCase& s, int64_t number, S
       out->block_table = buffer_of(pages);
     }
   }
+  if (!s.key_start.empty()) out->key_start = buffer_of(s.key_start);
   int64_t k_elements, v_elements;
   out->k_view = arrange_view(s.k_type, s.arrange, outer, rows, c.heads_kv, c.head_dim, &k_elements);
   out->v_view =
@@ -321,6 +322,20 @@ int64_t Case::capacity() const {
   for (const SegmentCase& s : segments) sum += s.capacity;
   return sum;
 }
+int64_t Case::query_position(int64_t b, int64_t i) const {
+  return i + (query_start.empty() ? keys(b) - queries(b) : query_start[size_t(b)]);
+}
+int64_t Case::key_position(int64_t b, int64_t j) const {
+  if (segments[0].key_start.empty()) return j;
+  for (const SegmentCase& s : segments) {
+    if (j < s.length(b))
+      return s.key_start[size_t(s.entry(b))] +
+             (j / s.key_interleave * s.key_ranks + s.key_rank) * s.key_interleave +
+             j % s.key_interleave;
+    j -= s.length(b);
+  }
+  return 0;
+}
 
 Case with_type(Case c, attn_dtype type) {
   const auto change = [&](attn_dtype* t) {
@@ -336,7 +351,7 @@ Case with_type(Case c, attn_dtype type) {
 
 std::string describe(const Case& c) {
   std::ostringstream out;
-  const auto list = [&](const std::vector<int32_t>& values) {
+  const auto list = [&](const auto& values) {
     out << "[";
     for (size_t n = 0; n < values.size(); ++n) out << (n ? "," : "") << values[n];
     out << "]";
@@ -360,6 +375,10 @@ std::string describe(const Case& c) {
     out << " begin ";
     list(c.kv_begin);
   }
+  if (!c.query_start.empty()) {
+    out << " queries from ";
+    list(c.query_start);
+  }
   if (c.tree_keys > 0) out << " tree " << c.tree_keys << " one in " << c.tree_density;
   for (const SegmentCase& s : c.segments) {
     out << " | " << dtype_name(s.k_type) << "/" << dtype_name(s.v_type) << " layout " << s.layout
@@ -372,6 +391,11 @@ std::string describe(const Case& c) {
     }
     out << " arrange " << int(s.arrange) << " descale " << s.k_descale << s.v_descale;
     if (s.keys != Keys::own) out << (s.keys == Keys::shared ? " shared" : " copied");
+    if (!s.key_start.empty()) {
+      out << " keys " << s.key_rank << " of " << s.key_ranks << " by " << s.key_interleave
+          << " from ";
+      list(s.key_start);
+    }
   }
   return out.str();
 }
@@ -438,14 +462,14 @@ double bias_at(const Case& c, const Data& data, int64_t b, int64_t h, int64_t i,
 }
 
 bool visible(const Case& c, const Data& data, int64_t b, int64_t h, int64_t i, int64_t j) {
-  const int64_t diagonal = c.keys(b) - c.queries(b);
   if (j < 0 || j >= c.keys(b)) return false;
   if (!c.kv_begin.empty() && j < c.kv_begin[size_t(b)]) return false;
-  if (c.has(ATTN_CAUSAL) && j > i + diagonal) return false;
+  const int64_t query = c.query_position(b, i), key = c.key_position(b, j);
+  if (c.has(ATTN_CAUSAL) && key > query) return false;
   if (c.has(ATTN_CAUSAL_TOP_LEFT) && j > i) return false;
   if (c.has(ATTN_WINDOW)) {
-    if (c.window_left >= 0 && j < i + diagonal - c.window_left) return false;
-    if (c.window_right >= 0 && j > i + diagonal + c.window_right) return false;
+    if (c.window_left >= 0 && key < query - c.window_left) return false;
+    if (c.window_right >= 0 && key > query + c.window_right) return false;
   }
   const int64_t bit = j - (c.keys(b) - c.tree_keys);
   if (c.tree_keys > 0 && bit >= 0) {
@@ -464,7 +488,7 @@ bool visible(const Case& c, const Data& data, int64_t b, int64_t h, int64_t i, i
       case ATTN_BLOCK_FULL:
         break;
       case ATTN_BLOCK_CAUSAL:
-        if (j > i + diagonal) return false;
+        if (key > query) return false;
         break;
       case ATTN_BLOCK_PARTIAL: {
         const int64_t words = ceil_div(c.block_k, 32), column = j % c.block_k;
@@ -520,7 +544,12 @@ Data make_data(const Case& c) {
   }
   if (c.has(ATTN_ALIBI)) {
     data.slopes = buffer_of(slopes);
-    data.logit_bound += slope_max * double(std::max(c.capacity(), c.seqlen_q));
+    int64_t distance = std::max(c.capacity(), c.seqlen_q);
+    for (int64_t b = 0; b < c.batch && c.keys(b) > 0; ++b)
+      for (const int64_t i : {int64_t{0}, c.seqlen_q})
+        for (const int64_t j : {int64_t{0}, c.keys(b) - 1})
+          distance = std::max(distance, std::abs(c.query_position(b, i) - c.key_position(b, j)));
+    data.logit_bound += slope_max * double(distance);
   }
   if (c.has(ATTN_SINKS)) data.sinks = buffer_of(sinks);
   if (c.has(ATTN_BIAS_SLOPES)) {  // up to 1, and 0 for a head
@@ -540,6 +569,7 @@ Data make_data(const Case& c) {
     rows = cu_q.back() + c.tokens_of_nobody;
   }
   if (!c.kv_begin.empty()) data.kv_begin = buffer_of(c.kv_begin);
+  if (!c.query_start.empty()) data.query_start = buffer_of(c.query_start);
   if (c.tree_keys > 0) make_tree(c, outer * rows, &data);
   int64_t elements;
   data.q_view = arrange_view(c.q_type, c.q_arrange, outer, rows, c.heads_q, c.head_dim, &elements);
@@ -582,7 +612,7 @@ Data make_data(const Case& c) {
       SegmentData& to = data.segments[n];
       const int64_t blocks = ceil_div(s.capacity, s.descale_block_keys);
       for (int64_t key = 0; key < s.length(b); ++key) {
-        const int64_t j = first + key;
+        const int64_t j = first + key, position = c.key_position(b, j);
         for (int64_t kv_head = 0; kv_head < c.heads_kv; ++kv_head) {
           bool seen = false;
           for (int64_t h = kv_head * group; h < (kv_head + 1) * group && !seen; ++h) {
@@ -598,8 +628,8 @@ Data make_data(const Case& c) {
               descale_at(c, s.v_descale, to.v_descale, s.entry(b), kv_head, block, blocks);
           const int64_t at = (b * c.heads_kv + kv_head) * most_keys + j;
           data.k_real[at] = write_row(to.k, s.k_type, to.k_view.at(place, row, kv_head),
-                                      k_row(c, s.source(b), kv_head, j), k_descale, &to.k_scale,
-                                      to.k_scale_view.at(place, row, kv_head));
+                                      k_row(c, s.source(b), kv_head, position), k_descale,
+                                      &to.k_scale, to.k_scale_view.at(place, row, kv_head));
           k_norm = std::max(k_norm, norm(data.k_real[at]));
           const auto bound_v = [&] {
             for (double x : data.v_real[at]) data.v_max = std::max(data.v_max, std::abs(x));
@@ -613,7 +643,7 @@ Data make_data(const Case& c) {
           Buffer& v = s.arrange == Arrange::interleaved ? to.k : to.v;
           const int64_t v_at = to.v_view.at(place, row, kv_head);
           data.v_real[at] =
-              write_row(v, s.v_type, v_at, v_row(c, s.source(b), kv_head, j), v_descale,
+              write_row(v, s.v_type, v_at, v_row(c, s.source(b), kv_head, position), v_descale,
                         &to.v_scale, to.v_scale_view.at(place, row, kv_head));
           if (dtype_is_ggml(s.v_type))
             for (int64_t d = 0; d < c.head_dim_v; d += 32) {

@@ -1,7 +1,8 @@
 // A forward problem and its data. One line (describe) is enough to reproduce a failure.
 //
 // Data is a function of (seed, batch entry, head, position), not of the layout, so that two cases
-// that differ only in layout or in how the keys are cut into segments hold the same numbers.
+// that differ only in layout or in how the keys are cut into segments hold the same numbers, and
+// the keys of a shard are those that the whole sequence has at their positions.
 // Everything that a kernel must not read is NaN, and every buffer has a guard on both sides.
 #pragma once
 #include <algorithm>
@@ -72,6 +73,8 @@ struct SegmentCase {
   Arrange arrange = Arrange::contiguous;
   std::vector<int32_t> bad_pages;  // PAGED: these pages of every sequence get an id out of range
   Keys keys = Keys::own;           // not own: `lengths` are all the same
+  std::vector<int64_t> key_start;  // not empty: has_key_start, with these of the arrays' entries
+  int64_t key_interleave = 1, key_ranks = 1, key_rank = 0;
 
   int64_t length(int64_t b) const { return lengths.empty() ? capacity : lengths[b]; }
   // Of its arrays along the batch, and where in them sequence b is.
@@ -151,10 +154,11 @@ struct Case {
   MaskBits mask_bits = MaskBits::random;
   bool mask_inverted = false;  // bits of one_element and one_per_row
   int64_t mask_first = 0;
-  int64_t tree_keys = 0;          // bits of attn_args.tree are random
-  std::vector<int32_t> kv_begin;  // not empty: of each sequence
-  int tree_density = 2;           // one bit in this many is set; 1: all
-  bool mask_garbage = false;      // kinds and indices that mean nothing among the others
+  int64_t tree_keys = 0;             // bits of attn_args.tree are random
+  std::vector<int32_t> kv_begin;     // not empty: of each sequence
+  std::vector<int64_t> query_start;  // not empty: of each sequence, with ATTN_QUERY_POSITIONS
+  int tree_density = 2;              // one bit in this many is set; 1: all
+  bool mask_garbage = false;         // kinds and indices that mean nothing among the others
   int64_t fixed_split = 0;
   int32_t max_sms = 0;
   Values values = Values::normal;
@@ -165,6 +169,9 @@ struct Case {
   int64_t queries(int64_t b) const { return lengths_q.empty() ? seqlen_q : lengths_q[b]; }
   int64_t keys(int64_t b) const;
   int64_t capacity() const;
+  // Where query i and key j of sequence b are for masks of ranges and ALiBi.
+  int64_t query_position(int64_t b, int64_t i) const;
+  int64_t key_position(int64_t b, int64_t j) const;
 };
 
 // Lengths of queries, and of keys; one sequence has all queries, about one in six no keys.
@@ -224,14 +231,14 @@ struct SegmentData {
   View k_view, v_view, k_scale_view, v_scale_view;
   Buffer k, v;  // interleaved: v is empty, its elements are in k
   Buffer k_scale, v_scale;
-  Buffer seqlens, cu_seqlens, block_table, k_descale, v_descale;
+  Buffer seqlens, cu_seqlens, block_table, k_descale, v_descale, key_start;
   int64_t total = 0, num_pages = 0, max_pages = 0;
 };
 
 struct Data {
   View q_view;
   Buffer q, cu_seqlens_q, q_descale, bias, bias_slopes, slopes, sinks, out_scale, kinds, index,
-      bits, tree, kv_begin;
+      bits, tree, kv_begin, query_start;
   std::vector<SegmentData> segments;
   int64_t bias_stride[4] = {};
   int64_t num_partials = 0;

@@ -11,7 +11,7 @@
 #include "attn/attn.hpp"
 #include "backend.h"
 #include "catalog/catalog.h"
-#include "cpu/key_places.h"
+#include "kernels/shared/key_places.h"
 #include "problem/problem.h"
 
 namespace attn::test {
@@ -455,7 +455,8 @@ TEST_CASE("shards: keys before a position, counted one by one") {
     for (const int64_t ranks : {1, 2, 7})
       for (int64_t rank = 0; rank < ranks; ++rank)
         for (const int64_t start : {-9, 0, 40}) {
-          const KeyPlaces places{start, interleave, ranks, rank};
+          const KeyPlaces<int64_t> places{start + rank * interleave, interleave,
+                                          ranks * interleave};
           for (int64_t position = start - 3; position < start + 120; ++position) {
             int64_t count = 0;
             while (places.at(count) < position) ++count;
@@ -555,7 +556,7 @@ TEST_CASE("shards: problems that are refused") {
   });
 }
 
-TEST_CASE("shards: devices decline positions, accumulation and ready words in a sentence") {
+TEST_CASE("shards: devices decline in a sentence what they do not take") {
   const auto needs = [](const char* what) {
     auto segment = make<attn_segment>();
     segment.k_type = segment.v_type = ATTN_F16;
@@ -592,7 +593,11 @@ TEST_CASE("shards: devices decline positions, accumulation and ready words in a 
       without.features = 0;
       if (!decline(kernel, without).empty()) continue;
       INFO(kernel.name << ", " << what);
+      const Limits& can = kernel.limits;
+      const bool takes = !(with.flags & ~can.flags) && !(with.features & ~can.features);
       const std::string why = decline(kernel, with);
+      CHECK(why.empty() == takes);
+      if (takes) continue;
       CHECK((why == what || (why == "positions of queries" && with.flags != 0)));
       ++asked;
     }
