@@ -28,6 +28,8 @@ FP8 = "fwd_sm90_fp8_d128"
 FP8_SCORE = "fwd_sm90_fp8_d128_score"
 FP8_HEADS = "fwd_sm90_fp8_d128_heads"
 PAGED = "fwd_sm90_f16_d64_paged"
+PLACES = "decode_sm90_bf16_d64_r16"
+PLACES_FWD = "fwd_sm90_bf16_d64_paged"
 SM80 = "fwd_sm80_bf16_d64"
 DEQUANTISED = "fwd_sm90_f16_d64_dequantised"
 MIXED = "fwd_sm90_bf16_d128_mixed"
@@ -66,6 +68,7 @@ TESTS = {SHARDS: ["cuda: results are added*,cuda: segments are read*"],
          FP8: ["fp8: boundary shapes,fp8: exact*,accuracy: fp8 sums*"],
          FP8_SCORE: ["fp8: random problems of OCP's types,fp8: descales*,kv_begin: random problems,kv_begin: beside*"],
          FP8_HEADS: ["cuda: more items than blocks"],
+         PLACES: ["positions: *"], PLACES_FWD: ["positions: *"],
          PAGED: ["kv_begin: random problems,kv_begin: beside*"], SM80: ["kv_begin: random problems,kv_begin: beside*"],
          MIXED: ["cuda: a mixed step*"],
          MERGE: ["merge: *"],
@@ -158,6 +161,19 @@ MUTANTS = [
     (DECODE, "the neighbour's kv_begin", "decode/units.cuh", "first_key(a.kv_begin, b,", "first_key(a.kv_begin, (b + 1) % a.batch,"),
     (PAGES, "kv_begin ignored", "common/lengths.cuh", "return kv_begin ?", "return false ?"),
     (PAGES, "kv_begin one key early", "common/lengths.cuh", "clamp(kv_begin[b], 0,", "clamp(kv_begin[b] - 1, 0,"),
+    (PLACES, "the neighbour's first query", "common/positions.cuh", "return p.query_start[b] -", "return p.query_start[b > 0 ? b - 1 : 0] -"),
+    (PLACES, "the neighbour's first key", "common/positions.cuh", "p.key_start[b * p.key_batch]", "p.key_start[0]"),
+    (PLACES, "rank 0 for all", "common/positions.cuh", "- key - p.first_key;", "- key;"),
+    (PLACES, "interleaving ignored by rows", "decode/swapped.cuh", "keys_before(a.positions, query + seen.upper, at.seqlen_kv)",
+     "keys_before({}, query + seen.upper, at.seqlen_kv)"),
+    (PLACES, "interleaving ignored by units", "decode/units.cuh", "low = keys_before(a.positions,", "low = keys_before({},"),
+    (PLACES, "whole runs before a place", "shared/key_places.h", "(of_run < interleave ? of_run : interleave)", "interleave"),
+    (PLACES, "distances of numbers", "common/positions.cuh", "interleave, p.period}.at(key) : key", "interleave, p.period}.at(0) + key : key"),
+    (PLACES_FWD, "the neighbour's first query", "common/positions.cuh", "return p.query_start[b] -", "return p.query_start[b > 0 ? b - 1 : 0] -"),
+    (PLACES_FWD, "rank 0 for all", "common/positions.cuh", "- key - p.first_key;", "- key;"),
+    (PLACES_FWD, "interleaving ignored by rows", "forward_sm90/scores.cuh", "number_of(positions, row + item.upper)", "(row + item.upper)"),
+    (PLACES_FWD, "interleaving ignored by tiles", "forward_sm90/items.cuh", "keys_before(a.positions, row + upper, length)",
+     "min(max(row + upper, 0), length)"),
     (SM80, "kv_begin ignored", "common/lengths.cuh", "return kv_begin ?", "return false ?"),
     (SM80, "kv_begin one key late", "common/lengths.cuh", "clamp(kv_begin[b], 0,", "clamp(kv_begin[b] + 1, 0,"),
     (PAGED, "kv_begin ignored", "common/lengths.cuh", "return kv_begin ?", "return false ?"),
