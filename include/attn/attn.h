@@ -217,7 +217,7 @@ enum attn_flag {
                                of -inf hides its key whatever the slope */
   ATTN_FP8_PRECISE = 1 << 10, /* fp8 q only: kernels that round the softmax weights P to fp8 keep
                                the rounding error in a second fp8 value */
-  /* shards of a sequence, docs/distributed.md. Backends: reference, cpu; ACCUMULATE also cuda */
+  /* shards of a sequence, docs/distributed.md. Backends: reference, cpu, cuda */
   ATTN_QUERY_POSITIONS = 1 << 11, /* query i of sequence b is at position attn_args.query_start[b] +
                                      i, not at i + Skv - Sq. Not with ATTN_CAUSAL_TOP_LEFT */
   ATTN_ACCUMULATE = 1 << 12 /* out (f32) and lse, which is needed, hold the result of earlier runs
@@ -372,7 +372,7 @@ typedef struct attn_segment {
      k_type; v_stride, v_scale_stride and v_descale are 0 or as those of K; v, v_scale and v_descale
      of the args, and v_new of kv_append, are NULL */
   int32_t v_in_k;
-  /* ---- shards of a sequence (docs/distributed.md): reference, cpu; has_ready also cuda ---- */
+  /* ---- shards of a sequence (docs/distributed.md): reference, cpu, cuda ---- */
   /* attn_problem only. With has_key_start, key c of sequence b is at position
          attn_segment_args.key_start[b]
          + (c / key_interleave * key_ranks + key_rank) * key_interleave + c % key_interleave

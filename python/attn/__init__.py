@@ -60,7 +60,7 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
     kv_begin           i32 [B]: the first key of each sequence that is seen, as after padding on the left; hidden keys still count in
                        positions
     causal_sequences   i32 [B], with causal: 0 where a sequence is not causal; on the host only
-    query_start        i64 [B]: the position of each sequence's first query, instead of Skv - Sq. On the host only, as the next two
+    query_start        i64 [B]: the position of each sequence's first query, instead of Skv - Sq. On the CPU and CUDA, as the next two
     key_start          i64 [B]: the position of each sequence's first key, with query_start; causal, window and alibi_slopes compare
                        positions. Where the keys are interleaved over ranks, that of the first key of rank 0
     key_places         (interleave, ranks, rank): key c is at key_start + (c // interleave * ranks + rank) * interleave + c % interleave
