@@ -48,10 +48,11 @@ struct Decoder {
   __device__ __forceinline__ int lane_row(int n, int i) const { return 8 * n + lane() % 4 * 2 + i; }
 
   __device__ __forceinline__ void begin_head() {
-    const SeenPlaces seen = seen_places(a.mask, a.positions, at.b, at.seqlen_q, at.seqlen_kv);
+    const SeenPlaces seen =
+        seen_places(a.mask, positions_of<tile>(a), at.b, at.seqlen_q, at.seqlen_kv);
     const auto keys_of = [&](int query) {
-      return make_int2(keys_before(a.positions, query + seen.lower, at.seqlen_kv),
-                       keys_before(a.positions, query + seen.upper, at.seqlen_kv));
+      return make_int2(keys_before(positions_of<tile>(a), query + seen.lower, at.seqlen_kv),
+                       keys_before(positions_of<tile>(a), query + seen.upper, at.seqlen_kv));
     };
     if (threadIdx.x < rows) {
       const int query = Row(a, at, min(int(threadIdx.x), used_rows() - 1)).query;
@@ -203,7 +204,7 @@ struct Decoder {
                                                 float k_descale) const {
     const bool plain = a.softcap == 0 && !a.alibi_slopes;
     const int first_query =
-        plain ? 0 : near_first_query(a.positions, at.b, at.seqlen_q, at.seqlen_kv);
+        plain ? 0 : near_first_query(positions_of<tile>(a), at.b, at.seqlen_q, at.seqlen_kv);
 #pragma unroll
     for (int n = 0; n < q_tiles; ++n)
 #pragma unroll
@@ -222,7 +223,8 @@ struct Decoder {
           if (a.softcap > 0) x = a.softcap * tanh_accurate(x / a.softcap);
           if (a.alibi_slopes)
             x -= a.alibi_slopes[row.head] *
-                 fabsf(float(query - key_place(a.positions, first + 8 * half + lane() / 4)));
+                 fabsf(float(query -
+                             key_place(positions_of<tile>(a), first + 8 * half + lane() / 4)));
           s[n][2 * half + i] = x * log2_e;
         }
       }

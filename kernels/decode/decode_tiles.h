@@ -143,8 +143,9 @@ struct DecodeTile {
   }
   // Of those that compute.
   ATTN_HOST_DEVICE constexpr int compute_threads() const { return group_threads * groups; }
-  // With two warpgroups there are no registers for it: ptxas 13.0 spills two more.
+  // With two warpgroups there are no registers for these: ptxas 13.0 spills two more.
   ATTN_HOST_DEVICE constexpr bool takes_kv_begin() const { return groups == 1; }
+  ATTN_HOST_DEVICE constexpr bool takes_positions() const { return groups == 1; }
   // Two warpgroups take registers that a third one, of which a warp loads, gives back: 9 warps
   // could have 168 each.
   static constexpr int load_registers = 72, compute_registers = 216;

@@ -120,14 +120,15 @@ struct Swapped {
 
   __device__ __forceinline__ void note_first_query() {
     if (thread() == 0)
-      mine().first_query = near_first_query(a.positions, at.b, at.seqlen_q, at.seqlen_kv);
+      mine().first_query = near_first_query(positions_of<tile>(a), at.b, at.seqlen_q, at.seqlen_kv);
   }
   // What rows see by the mask of ranges, and by the tree.
   __device__ __forceinline__ void note_seen_keys() {
-    const SeenPlaces seen = seen_places(a.mask, a.positions, at.b, at.seqlen_q, at.seqlen_kv);
+    const SeenPlaces seen =
+        seen_places(a.mask, positions_of<tile>(a), at.b, at.seqlen_q, at.seqlen_kv);
     const auto keys_of = [&](int query) {
-      return make_int2(keys_before(a.positions, query + seen.lower, at.seqlen_kv),
-                       keys_before(a.positions, query + seen.upper, at.seqlen_kv));
+      return make_int2(keys_before(positions_of<tile>(a), query + seen.lower, at.seqlen_kv),
+                       keys_before(positions_of<tile>(a), query + seen.upper, at.seqlen_kv));
     };
     if (thread() >= rows) return;
     const int r = thread(), query = Row(a, at, min(r, used_rows() - 1)).query;
@@ -394,7 +395,7 @@ struct Swapped {
     int key[2];  // places of the lane's
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      key[half] = a.alibi_slopes ? key_place(a.positions, first + lane_key(half)) : 0;
+      key[half] = a.alibi_slopes ? key_place(positions_of<tile>(a), first + lane_key(half)) : 0;
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n)
 #pragma unroll

@@ -16,6 +16,11 @@ namespace attn::decode {
 
 using namespace device;
 
+template <DecodeTile tile>
+__device__ __forceinline__ attn_positions positions_of(const attn_decode_kernarg& a) {
+  return tile.takes_positions() ? a.positions : attn_positions{};
+}
+
 // A sequence and one of its row tiles, the same for all its K/V heads.
 template <DecodeTile tile>
 struct Sequence {
@@ -52,12 +57,12 @@ struct Sequence {
       units = seqlen_q == 0 ? 0 : max((seqlen_kv + unit_keys - 1) / unit_keys, 1);
       return;
     }
-    const SeenPlaces seen = seen_places(a.mask, a.positions, b, seqlen_q, seqlen_kv);
+    const SeenPlaces seen = seen_places(a.mask, positions_of<tile>(a), b, seqlen_q, seqlen_kv);
     const int first = tiled ? row / a.group : 0,
               last = tiled ? min(row + tile.rows(), rows(a)) - 1 : 0;
-    low = keys_before(a.positions, first + seen.lower, seqlen_kv);
-    high =
-        keys_before(a.positions, (tiled ? last / a.group : seqlen_q - 1) + seen.upper, seqlen_kv);
+    low = keys_before(positions_of<tile>(a), first + seen.lower, seqlen_kv);
+    high = keys_before(positions_of<tile>(a), (tiled ? last / a.group : seqlen_q - 1) + seen.upper,
+                       seqlen_kv);
     // Keys before it are not valid in their unit, so those that compute need no kv_begin.
     if (tile.takes_kv_begin()) low = max(low, first_key(a.kv_begin, b, seqlen_kv));
     units = split_begin = split_end = 0;

@@ -2,6 +2,7 @@
 #pragma once
 #include "../common/lengths.cuh"
 #include "../common/no_keys.cuh"
+#include "../common/positions.cuh"
 #include "../common/seen_keys.h"
 #include "forward_args.h"
 #include "pages.cuh"
@@ -16,6 +17,8 @@ struct Block {
   int b, h;
   int row;  // first query
   int seqlen_q, seqlen_kv;
+  int diagonal;       // query i is at key i + diagonal
+  KeyBand band;       // and sees places from i + lower up to i + upper
   long long q_begin;  // packed q: row of the sequence's query 0
   int low, high;      // keys that some of the block's queries see
   struct Segment {
@@ -46,7 +49,11 @@ struct Block {
 
   // The keys that query `row` sees by the mask of ranges; they may lie outside the sequence.
   __device__ __forceinline__ KeyRange row_keys(const attn_sm80_forward_kernarg& a, int row) const {
-    return a.mask.keys(row, seqlen_q, seqlen_kv);
+    KeyRange keys = {row + band.lower, row + band.upper};
+    if (a.positions.period)
+      keys = {number_of(a.positions, clamp(keys.begin, 0, most_places)),
+              number_of(a.positions, clamp(keys.end, 0, most_places))};
+    return keys;
   }
 
   // By one thread: block number blockIdx.x of the grid. `rows`: of a block.
@@ -62,6 +69,8 @@ struct Block {
     q_begin = queries.begin;
     seqlen_q = queries.length;
     set_segments(a);
+    diagonal = near_first_query(a.positions, b, seqlen_q, seqlen_kv);
+    band = a.mask.band(0, first_query(a.positions, b, seqlen_q, seqlen_kv));
     const int last = min(row + rows, queries.length) - 1;
     // Tiles of keys begin there, so that none has a key before kv_begin.
     low = clamp(row_keys(a, row).begin, first_key(a.kv_begin, b, seqlen_kv), seqlen_kv);

@@ -5,6 +5,7 @@
 #include "../shared/block_mask.h"
 #include "../shared/forward_args.h"
 #include "../shared/mask.h"
+#include "../shared/positions.h"
 
 enum { attn_sm80_max_segments = 24 };
 
@@ -41,6 +42,7 @@ struct attn_sm80_forward_kernarg {
   attn::RangeMask mask;
   attn_sm80_segment segment[attn_sm80_max_segments];
   const int* kv_begin;  // [batch]: the first key of each sequence that is seen; null: 0
+  attn_positions positions;
 };
 
 struct attn_sm80_mask_kernarg : attn_sm80_forward_kernarg {

@@ -79,8 +79,7 @@ __device__ __forceinline__ SeenColumns<Shape> seen_columns(const Loader<Shape>& 
   seen.end = row < block.seqlen_q ? clamp(r.end - tile.first, 0, tile.count) : 0;
   if constexpr (Shape::masked) {
     const int block_q = 1 << a.block_mask.block_q_log2, block_k = 1 << a.block_mask.block_k_log2;
-    if (tile.mask == mask_causal)
-      seen.end = min(seen.end, row + block.seqlen_kv - block.seqlen_q + 1 - tile.first);
+    if (tile.mask == mask_causal) seen.end = min(seen.end, row + block.diagonal + 1 - tile.first);
 #pragma unroll
     for (int n = 0; n < keys / 32; ++n) {
       seen.bits[n] = ~0u;
@@ -125,8 +124,7 @@ __device__ __forceinline__ float modified_score(const attn_sm80_forward_kernarg&
     if (bias == -infinity()) return bias;  // not seen, whatever the key holds
     x += bias;
   }
-  if (a.alibi_slopes)
-    x -= a.alibi_slopes[block.h] * fabsf(float(row + block.seqlen_kv - block.seqlen_q - j));
+  if (a.alibi_slopes) x -= a.alibi_slopes[block.h] * fabsf(float(row + block.diagonal - j));
   return x;
 }
 

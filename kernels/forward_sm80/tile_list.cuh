@@ -57,7 +57,7 @@ struct TileList {
   // afterwards the block's warps must wait for each other.
   template <class Block>
   __device__ __forceinline__ void fill(const attn_mask_arrays& a, const Block& block) {
-    const int lane = threadIdx.x % 32, diagonal = block.seqlen_kv - block.seqlen_q;
+    const int lane = threadIdx.x % 32, diagonal = block.diagonal;
     if (lane == 0) tile[0] = tile[count - 1];
     __syncwarp();
     const int end = block.high > block.low ? ((block.high - 1) >> a.block_k_log2) + 1 : 0;

@@ -39,9 +39,10 @@ constexpr Limits limits(const decode::Variant& variant) {
                   : tile.own_types ? both | ggml_types | device_scaled_types
                                    : type,
       .out_types = float_types,
-      .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT | ATTN_QUERY_POSITIONS,
+      .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT |
+               (tile.takes_positions() ? ATTN_QUERY_POSITIONS : 0u),
       .features = forward_features | feature_segments | feature_paged_kv | feature_softcap |
-                  feature_tree | feature_key_positions |
+                  feature_tree | (tile.takes_positions() ? feature_key_positions : 0u) |
                   (tile.takes_kv_begin() ? feature_kv_begin : 0u) |
                   (tile.swapped ? feature_fixed_split : 0u) | (fp8 ? kv_descale_features : 0u) |
                   (fp8 && !variant.copy_engine ? feature_shared_descales : 0u) |

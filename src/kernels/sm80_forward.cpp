@@ -36,6 +36,7 @@ Kernarg<with> constants(const Problem& p, const DeviceInfo& device) {
   a.log2_scale = std::max(std::abs(p.scale) * 1.44269504f, 1e-37f);  // log2(e)
   a.softcap = p.softcap;
   a.mask = p.range_mask();
+  a.positions = positions(p);
   if constexpr ((with & with_mask) != 0) a.block_mask = mask_arrays(p);
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment& from = p.segment[i];
@@ -54,6 +55,7 @@ void patch(const Problem& p, const Args& args, void*, Kernarg<with>& a) {
   a.bias = args.bias;
   a.alibi_slopes = args.alibi_slopes;
   a.kv_begin = args.kv_begin;
+  patch_positions(p, args, &a.positions);
   if constexpr ((with & with_mask) != 0) patch_mask(p, args, &a.block_mask);
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment_args of = args.segment[i];
@@ -84,6 +86,7 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
     return unsupported("seqlen is ", std::max(p.seqlen_q, p.seqlen_kv),
                        "; accepted with a block mask: up to ", max_length);
   }
+  ATTN_TRY(check_positions(p, false));
   const int64_t pairs = p.batch * p.heads_q, tiles = ceil_div(p.seqlen_q, tile.rows);
   if (pairs > max_grid || pairs * tiles > max_grid) {
     return unsupported("batch * heads_q * ceil(seqlen_q / ", tile.rows, ") is ", pairs, " * ",
@@ -111,6 +114,10 @@ constexpr Limits limits(const sm80::Variant& variant) {
                    .features = forward_features | feature_segments | feature_kv_begin,
                    .head_dim = {.multiple = 8, .max = variant.head_dim},
                    .head_dim_v = {.multiple = 8, .max = variant.head_dim}};
+  if (!(with & with_mask)) {
+    limits.flags |= ATTN_QUERY_POSITIONS;
+    limits.features |= feature_key_positions;
+  }
   if (with & with_score) {
     limits.flags |= ATTN_ALIBI;
     limits.features |= feature_softcap | (with & with_pages ? 0u : feature_bias);

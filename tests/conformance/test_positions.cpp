@@ -18,23 +18,23 @@ namespace {
 // Queries at any place among, before or after the keys.
 void draw_positions(Draw& draw, Case* c) {
   c->flags |= ATTN_QUERY_POSITIONS;
-  const bool places = c->segments.size() == 1 && !draw.chance(5);
+  const bool places = !draw.chance(5);
   const int64_t far = draw.chance(6) && !c->has(ATTN_ALIBI) ? (int64_t{1} << 30) - 40000 : 0,
                 side = draw.chance(2) ? 1 : -1;
-  int64_t ranks = 1, interleave = 1;
-  if (places) {
-    SegmentCase& s = c->segments[0];
+  for (SegmentCase& s : c->segments) {
+    if (!places) continue;
     const int64_t interleaves[] = {1, 1, 3, 16, 64, 5000};
-    if (!draw.chance(3)) ranks = 2 + draw(4);
-    interleave = draw.pick(interleaves);
-    s.key_ranks = ranks;
-    s.key_interleave = interleave;
-    s.key_rank = draw(uint64_t(ranks));
+    if (!draw.chance(3)) s.key_ranks = 2 + draw(4);
+    s.key_interleave = draw.pick(interleaves);
+    s.key_rank = draw(uint64_t(s.key_ranks));
     for (int64_t b = 0; b < c->batch; ++b) s.key_start.push_back(side * far + draw(90) - 30);
   }
   for (int64_t b = 0; b < c->batch; ++b) {
-    const int64_t last = c->keys(b) > 0 ? c->key_position(b, c->keys(b) - 1) : 0,
-                  first = c->keys(b) > 0 ? c->key_position(b, 0) : 0;
+    int64_t first = c->keys(b) > 0 ? c->key_position(b, 0) : 0, last = first;
+    for (int64_t j = 1; j < c->keys(b); ++j) {
+      first = std::min(first, c->key_position(b, j));
+      last = std::max(last, c->key_position(b, j));
+    }
     // Mostly around the keys, sometimes before the first one or after the last.
     int64_t at = first - 20 + draw(uint64_t(last - first) + 60) - c->seqlen_q / 2;
     if (draw.chance(8)) at = draw.chance(2) ? last + 500 : first - 500;

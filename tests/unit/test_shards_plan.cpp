@@ -310,6 +310,35 @@ TEST_CASE("shards: each segment is attended to when it has arrived, under any ma
   }
 }
 
+TEST_CASE("shards: each segment whose keys have positions is attended to alone") {
+  Setup s;
+  s.problem.flags = ATTN_CAUSAL | ATTN_QUERY_POSITIONS;
+  for (attn_segment& segment : s.segments) {
+    segment.has_ready = 0;
+    segment.has_key_start = 1;
+    segment.key_interleave = 16;
+    segment.key_ranks = 3;
+  }
+  CHECK(on_hopper(s).stages() == "attention, attention, attention, merge");
+  for (attn_segment& segment : s.segments) segment.has_ready = 1;
+  CHECK(on_hopper(s).stages() == each);
+  // Of one segment the kernels take it themselves.
+  s.segments.resize(1);
+  s.segments[0].has_ready = 0;
+  CHECK(on_hopper(s).name() == usual);
+  // What they decline of it.
+  s.problem.flags |= ATTN_ALIBI;
+  CHECK(has(on_hopper(s).name(), "ALiBi over interleaved keys"));
+  s.problem.flags &= ~uint32_t{ATTN_ALIBI};
+  s.segments[0].key_interleave = 1;
+  s.segments[0].key_ranks = 1 << 24;
+  CHECK(has(on_hopper(s).name(), "positions apart; accepted: below 1073741824"));
+  // Keys that count from the first of all segments cannot be told apart by segments.
+  s = Setup();
+  s.problem.flags = ATTN_CAUSAL | ATTN_QUERY_POSITIONS;
+  CHECK(on_hopper(s).stages() == "wait_cuda 0 and 2 more, attention");
+}
+
 TEST_CASE("shards: a result is merged into the earlier one after each part") {
   Setup s;
   s.problem.flags = ATTN_CAUSAL | ATTN_ACCUMULATE;
