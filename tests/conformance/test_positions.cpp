@@ -92,6 +92,13 @@ Case random_case(uint64_t seed) {
   return c;
 }
 
+// Of one segment, which kernels compute without others' help.
+const AddRandomFamily family{"positions", [](uint64_t seed) {
+                               Case c = random_case(seed);
+                               c.segments.resize(1);
+                               return c;
+                             }};
+
 TEST_CASE("positions: random problems") {
   const auto kernels = kernels_here(Op::forward, false);
   for (uint64_t seed = 1; seed <= 300; ++seed) check_case(random_case(seed), kernels);
