@@ -1,6 +1,7 @@
 // Shared memory: the words by which the producer warpgroup and the consumer warpgroups communicate
 // about work items and tiles of keys, and the offsets of tiles.
 #pragma once
+#include "../common/positions.cuh"
 #include "../common/seen_keys.h"
 #include "../ptx/address.h"
 #include "../ptx/cluster.h"
@@ -13,13 +14,19 @@ namespace attn::sm90 {
 
 using namespace device;
 
+// fp8 takes none.
+template <Tile tile>
+__device__ __forceinline__ attn_positions positions_of(const attn_sm90_forward_kernarg& a) {
+  return tile.element_bytes == 2 ? a.positions : attn_positions{};
+}
+
 // A work item, as the producer warpgroup describes it to the consumers.
 struct Item {
   int b, h;  // b < 0: there are no more
   int head_kv;
   int row;  // first query
   int seqlen_q;
-  int diagonal;   // query i is at key i + diagonal
+  int q_end;      // place after the last query's: Skv, without positions
   int q_begin;    // packed q: row of the sequence's query 0
   int low, high;  // keys that some of its queries see; in a cluster, of the queries of all blocks
   int used;       // no query of the sequence (fp8: of the item) sees a key from here on

@@ -61,8 +61,7 @@ struct Consumer {
       if constexpr (masked)
         hide_others(s, warp, visible);
       else
-        hide_out_of_range(s, a.positions, warp, item, warp.key_tile(n).first,
-                          warp.key_tile(n).keys);
+        hide_out_of_range(s, a, warp, item, warp.key_tile(n).first, warp.key_tile(n).keys);
       if constexpr (paged)
         if (flags & has_unused) hide_absent(s, warp, n);
       ptx::pin(s);  // without it ptxas moves some of them where nothing is hidden too

@@ -163,7 +163,7 @@ struct Fp8Consumer {
       find_visible(a.block_mask, warp, item, n, flags, visible);
       hide_others(s, warp, visible);
     } else {
-      hide_out_of_range(s, a.positions, warp, item, warp.key_tile(n).first, warp.key_tile(n).keys,
+      hide_out_of_range(s, a, warp, item, warp.key_tile(n).first, warp.key_tile(n).keys,
                         with & with_score ? first_seen(item) : INT_MIN);
     }
     ptx::pin(s);

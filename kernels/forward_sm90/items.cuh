@@ -3,7 +3,6 @@
 #include "../common/descale.cuh"
 #include "../common/lengths.cuh"
 #include "../common/no_keys.cuh"
-#include "../common/positions.cuh"
 #include "config.h"
 #include "control.cuh"
 #include "item_order.cuh"
@@ -94,6 +93,12 @@ struct ItemWalk {
   }
 };
 
+__device__ __forceinline__ int end_of_queries(const attn_positions& p, int b, int seqlen_q,
+                                              int seqlen_kv) {
+  if (!p.query_start) return seqlen_kv;
+  return near_first_query(p, b, seqlen_q, seqlen_kv) + seqlen_q;
+}
+
 // By all lanes of one warp. at: the cluster's item, of which each block has a part.
 template <Tile tile>
 __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, const QueryTile& at,
@@ -110,8 +115,8 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, con
     length += span.length;
     if (lane == 0) item.segment[i] = {length, row, a.segment[i].cu_seqlens ? 0 : sequence};
   }
-  const auto [lower, upper] = seen_places(a.mask, a.positions, sequence, queries.length, length);
-  const int diagonal = near_first_query(a.positions, sequence, queries.length, length);
+  const auto [lower, upper] =
+      seen_places(a.mask, positions_of<tile>(a), sequence, queries.length, length);
   // Lane g finds what warpgroup g sees, the next one what the item sees, the next the sequence.
   const int all_row = at.tile * all_rows;
   const int item_row = all_row + (tile.heads ? 0 : rows * block_of_cluster<tile>());
@@ -123,12 +128,11 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, con
   // Where an item's tiles begin at its first key, none has a key before kv_begin. With
   // begin_at_tile() they may: there first_seen() hides these keys.
   const int first = first_key(a.kv_begin, at.b, length);
+  const auto key = [&](int place) { return number_of(positions_of<tile>(a), place); };
   SeenKeys see = {0, 0, 0, 0};
   if (row < behind)
-    see = {max(keys_before(a.positions, row + lower, length), first),
-           keys_before(a.positions, behind - 1 + upper, length),
-           max(keys_before(a.positions, behind - 1 + lower, length), first),
-           keys_before(a.positions, row + upper, length)};
+    see = {clamp(key(row + lower), first, length), clamp(key(behind - 1 + upper), 0, length),
+           clamp(key(behind - 1 + lower), first, length), clamp(key(row + upper), 0, length)};
   if (a.part_keys > 0 && lane <= tile.groups) {
     const int begin = min(at.b * (long long)a.part_keys, (long long)length),
               end = min((at.b + 1) * (long long)a.part_keys, (long long)length);
@@ -157,7 +161,7 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, con
     item.seqlen_q = queries.length;
     item.lower = lower;
     item.upper = upper;
-    item.diagonal = diagonal;
+    item.q_end = end_of_queries(positions_of<tile>(a), sequence, queries.length, length);
   }
 }
 

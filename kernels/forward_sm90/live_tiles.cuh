@@ -103,7 +103,7 @@ struct LiveTiles {
 #pragma unroll
     for (int n = 0; n < blocks; ++n)
       block[n] = mask_block(a, kind[n], index[n], at(n) >> a.block_k_log2, row(n),
-                            min(row(n) + 64, item.seqlen_q) - 1, item.diagonal);
+                            min(row(n) + 64, item.seqlen_q) - 1, item.q_end - item.seqlen_q);
 #pragma unroll
     for (int g = 0; g < tile.groups; ++g) {
       const SeenKeys see = item.see[g];
@@ -119,8 +119,7 @@ struct LiveTiles {
         flags |= sees_all << 4 * g;
     }
     bool cut = false;
-    const int seqlen_kv = item.seqlen_q + item.diagonal;  // block masks exclude positions
-    for (int i = 0; item.segment[i].end < seqlen_kv; ++i)
+    for (int i = 0; item.segment[i].end < item.q_end; ++i)
       cut |= begin <= item.segment[i].end && item.segment[i].end <= end;
     live = __ballot_sync(0xffffffff, flags != 0);
     whole = __ballot_sync(0xffffffff, flags == seen_whole<tile> && !cut);

@@ -1,6 +1,5 @@
 // Scores of a tile of keys: the products, what ranges hide, softcap and ALiBi.
 #pragma once
-#include "../common/positions.cuh"
 #include "../common/softmax.cuh"
 #include "../common/tanh.cuh"
 #include "../ptx/wgmma.h"
@@ -33,7 +32,8 @@ __device__ __forceinline__ int scores_before(int key) {
 // `first`, and those at positions before `from`. As bits, which are moved to predicates seven at a
 // time.
 template <Tile tile>
-__device__ __forceinline__ void hide_out_of_range(Scores<tile>& s, const attn_positions& positions,
+__device__ __forceinline__ void hide_out_of_range(Scores<tile>& s,
+                                                  const attn_sm90_forward_kernarg& a,
                                                   const Warp<tile>& warp, const Item& item,
                                                   int first, int count, int from = INT_MIN) {
   constexpr int keys = tile.keys;
@@ -41,10 +41,11 @@ __device__ __forceinline__ void hide_out_of_range(Scores<tile>& s, const attn_po
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = warp.row(item, half);
-    const int begin =
-        scores_before<tile>(max(number_of(positions, row + item.lower), from) - lane_first);
-    const int end = scores_before<tile>(
-        min(number_of(positions, row + item.upper) - lane_first, count - warp.lane % 4 * 2));
+    const int begin = scores_before<tile>(
+        max(number_of(positions_of<tile>(a), row + item.lower), from) - lane_first);
+    const int end =
+        scores_before<tile>(min(number_of(positions_of<tile>(a), row + item.upper) - lane_first,
+                                count - warp.lane % 4 * 2));
 #pragma unroll
     for (int word = 0; word < keys / 4; word += 32) {
       const unsigned seen = low_bits(end - word) & ~low_bits(begin - word);
@@ -78,7 +79,7 @@ __device__ __forceinline__ void change_scores(Scores<tile>& s, const attn_sm90_f
   const float slope = a.alibi_slopes ? a.alibi_slopes[item.h] * log2_e : 0;
   const float limit = a.softcap * log2_e, into_limit = a.softcap > 0 ? scale / a.softcap : 0;
   const float log2_scale = scale * log2_e;
-  const int away = item.diagonal - first - warp.lane % 4 * 2;
+  const int away = item.q_end - item.seqlen_q - first - warp.lane % 4 * 2;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row_away = warp.row(item, half) + away;

@@ -31,7 +31,7 @@ __device__ __forceinline__ void find_visible(const attn_mask_arrays& mask, const
 #pragma unroll
     for (int n = 0; n < rows; ++n) row[n] = warp.row(item, half + n);
     visible_by_blocks<tile>(mask, &blocks.block[warp.group * mask_blocks<tile>], at.first, row,
-                            item.diagonal, found);
+                            item.q_end - item.seqlen_q, found);
 #pragma unroll
     for (int n = 0; n < rows; ++n) {
       const int away = row[n] - at.first, begin = away + item.lower;
