@@ -214,6 +214,43 @@ int check_shards(const Kernel& kernel, const Case& whole, const Spread& of) {
   return 1;
 }
 
+// Queries over more keys than a tile has, so that some rows of a tile of queries see a tile of keys
+// whole and others do not.
+TEST_CASE("positions: many queries") {
+  const auto kernels = kernels_here(Op::forward, false);
+  for (const attn_dtype type : {ATTN_F16, ATTN_BF16})
+    for (const attn_layout layout : {ATTN_PADDED, ATTN_PAGED})
+      for (const Spread of : {Spread{1, 1}, {2, 1}, {3, 64}}) {
+        Case c;
+        c.name = "many-queries";
+        c.seed = uint64_t(of.ranks);
+        c.batch = 2;
+        c.heads_q = 2;
+        c.head_dim = c.head_dim_v = type == ATTN_BF16 ? 64 : 128;
+        c.q_type = type;
+        c.out_type = ATTN_F32;
+        c.seqlen_q = 420;
+        c.flags = ATTN_CAUSAL | ATTN_QUERY_POSITIONS;
+        SegmentCase keys;
+        keys.k_type = keys.v_type = type;
+        keys.layout = layout;
+        keys.page_size = 64;
+        keys.capacity = 640;
+        keys.lengths = {640, 411};
+        keys.key_ranks = of.ranks;
+        keys.key_interleave = of.interleave;
+        keys.key_rank = of.ranks - 1;
+        keys.key_start = {100, -40};
+        c.segments = {keys};
+        c.query_start = {300, -40};
+        check_case(c, kernels);
+        c.flags |= ATTN_WINDOW;
+        c.window_left = 230;
+        c.window_right = 20;
+        check_case(c, kernels);
+      }
+}
+
 TEST_CASE("positions: the merged results of ranks are the whole sequence's") {
   int ran = 0;
   for (const Kernel* kernel : kernels_here(Op::forward, true)) {
