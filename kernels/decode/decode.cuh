@@ -205,6 +205,10 @@ struct Decoder {
     const bool plain = a.softcap == 0 && !a.alibi_slopes;
     const int first_query =
         plain ? 0 : near_first_query(positions_of<tile>(a), at.b, at.seqlen_q, at.seqlen_kv);
+    int key[2];  // places of the lane's
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      key[half] = plain ? 0 : key_place(positions_of<tile>(a), first + 8 * half + lane() / 4);
 #pragma unroll
     for (int n = 0; n < q_tiles; ++n)
 #pragma unroll
@@ -221,10 +225,7 @@ struct Decoder {
         for (int half = 0; half < 2; ++half) {
           float x = s[n][2 * half + i] * factor;
           if (a.softcap > 0) x = a.softcap * tanh_accurate(x / a.softcap);
-          if (a.alibi_slopes)
-            x -= a.alibi_slopes[row.head] *
-                 fabsf(float(query -
-                             key_place(positions_of<tile>(a), first + 8 * half + lane() / 4)));
+          if (a.alibi_slopes) x -= a.alibi_slopes[row.head] * fabsf(float(query - key[half]));
           s[n][2 * half + i] = x * log2_e;
         }
       }

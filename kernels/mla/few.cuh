@@ -64,7 +64,7 @@ __device__ __forceinline__ void multiply_k(const Swapped& of, float (&x)[element
 
 }  // namespace attn::mla
 
-// A kernel and what it has instead of two functions of decode/swapped.cuh.
+// A kernel and what it has instead of three functions of decode. It takes no positions.
 #define ATTN_MLA_FEW(NAME)                                                            \
   constexpr attn::mla::Variant NAME##_variant =                                       \
       attn::mla::few_variants[attn::find_variant(attn::mla::few_variants, #NAME)];    \
@@ -73,6 +73,11 @@ __device__ __forceinline__ void multiply_k(const Swapped& of, float (&x)[element
       attn::decode::Same<std::conditional_t<NAME##_variant.type == attn_element_bf16, \
                                             attn::device::BF16, attn::device::F16>>;  \
   namespace attn::decode {                                                            \
+  template <>                                                                         \
+  __device__ __forceinline__ attn_positions                                           \
+  positions_of<NAME##_tile>(const attn_decode_kernarg&) {                             \
+    return {};                                                                        \
+  }                                                                                   \
   template <>                                                                         \
   __device__ __forceinline__ void Swapped<NAME##_kv, NAME##_tile>::load_q() {         \
     mla::load_q<NAME##_tile>(*this);                                                  \
