@@ -6,8 +6,8 @@
 
 namespace attn::bwd_sm90 {
 
-template <class T, Tile tile, bool score>
-__device__ __forceinline__ void Consumer<T, tile, score>::run_by_keys() const {
+template <class T, Tile tile, With with>
+__device__ __forceinline__ void Consumer<T, tile, with>::run_by_keys() const {
   const int own = group * tile.subtiles * 64 * 128;
   const unsigned long long k = ptx::wgmma_descriptor(at_16(tile.k_offset() + own), 0),
                            v = ptx::wgmma_descriptor(at_16(tile.v_offset() + own), 0);
