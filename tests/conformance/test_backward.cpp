@@ -322,16 +322,16 @@ TEST_CASE("backward: the gradient of a bias on devices") {
       if (seed % 5 == 0) c.softcap = 3;
       if (seed % 3 == 0) c.segments[0].lengths = {int32_t(c.segments[0].capacity), 0, 77};
       if (seed % 6 == 1) c.segments[0].layout = ATTN_PACKED, c.segments[0].lengths = {60, 5, 101};
-      c = with_type(c, seed % 2 ? ATTN_BF16 : ATTN_F16);
+      c = with_type(c, seed / 4 % 2 ? ATTN_BF16 : ATTN_F16);
       c.out_type = c.q_type;
-      c.bias_type = seed % 4 == 1 ? c.q_type : ATTN_F32;
+      c.bias_type = seed % 3 == 1 ? c.q_type : ATTN_F32;
       c.bias_per_batch = !(repeats & 1), c.bias_per_head = !(repeats & 2);
       c.bias_per_query = !(repeats & 4);
       if (seed % 8 == 3) c.bias_key_stride = 2, c.bias_first = 3;
       c.seed = seed;
       BackwardCase bc = backward_of(c);
       bc.d_lse = seed % 2;
-      if (seed % 3) bc.d_bias_type = ATTN_F32;
+      if (seed % 5 < 3) bc.d_bias_type = ATTN_F32;
       if (sums != 0 && sums != 15)
         bc.sums = {(sums & 1) != 0, (sums & 2) != 0, (sums & 4) != 0, (sums & 8) != 0};
       if (seed % 5 == 1) bc.accumulate = ATTN_GRAD_BIAS;
@@ -684,7 +684,7 @@ TEST_CASE("backward: as exact as plain operators") {
 // Runs the kernel under each limit of multiprocessors, and checks that bits are equal, unless it
 // declines.
 void check_equal_bits(const Kernel& kernel, BackwardCase bc, const BackwardData& data,
-                      std::initializer_list<int> max_sms) {
+                      const std::vector<int>& max_sms) {
   std::vector<unsigned char> first;
   for (const int most : max_sms) {
     bc.c.max_sms = most;
@@ -713,6 +713,22 @@ TEST_CASE("backward: equal bits in every run on devices") {
   }
 }
 
+TEST_CASE("backward: equal bits in 100 runs with a bias") {
+  for (const int64_t dim : {64, 128, 256}) {
+    Case c = shape("bias", 2, 4, 2, dim, 300, 700);
+    c = with_type(c, dim == 128 ? ATTN_F16 : ATTN_BF16);
+    c.out_type = c.q_type;
+    c.bias_type = ATTN_F32;
+    c.bias_per_batch = c.bias_per_head = dim == 64;
+    c.bias_per_query = dim != 256;
+    const BackwardCase bc = backward_of(c);
+    const BackwardData data = make_backward_data(bc);
+    std::vector<int> max_sms(100);
+    for (size_t n = 0; n < 100; n += 5) max_sms[n] = int(n) + 2;
+    for (const Kernel* kernel : device_kernels()) check_equal_bits(*kernel, bc, data, max_sms);
+  }
+}
+
 // More items than multiprocessors, and several groups of blocks that add to a tile of dq.
 TEST_CASE("backward: equal bits on any number of multiprocessors") {
   for (const int64_t dim : {64, 128, 256}) {
@@ -726,6 +742,37 @@ TEST_CASE("backward: equal bits on any number of multiprocessors") {
       for (const Kernel* kernel : device_kernels())
         if (!kernel->limits.demands && kernel->limits.head_dim.max <= std::max<int64_t>(dim, 128))
           check_equal_bits(*kernel, bc, data, {0, 7, 40, 100, 0, 0, 2, 1});  // pairs decline 1
+    }
+  }
+}
+
+TEST_CASE("backward: equal bits on every device") {
+  std::vector<std::unique_ptr<Backend>> devices;
+  for (int n = 0; !device_kernels().empty() && !stand_in(); ++n) {
+    auto device = std::make_unique<Backend>(ATTN_BACKEND_CUDA, 0, n);
+    if (!device->context) break;
+    devices.push_back(std::move(device));
+  }
+  if (devices.size() < 2) ATTN_SKIP("it needs several CUDA devices");
+  std::printf("%d CUDA devices\n", int(devices.size()));
+  for (const int64_t dim : {64, 128, 256}) {
+    for (const bool biased : {false, true}) {
+      Case c = shape("devices", 2, 4, 2, dim, 500, 900);
+      c.flags = ATTN_CAUSAL | ATTN_SINKS;
+      c = with_type(c, ATTN_BF16);
+      c.out_type = c.q_type;
+      if (biased) c.bias_type = ATTN_F32, c.bias_per_batch = false;
+      const BackwardCase bc = backward_of(c);
+      const BackwardData data = make_backward_data(bc);
+      for (const Kernel* kernel : device_kernels()) {
+        if (kernel->backend != ATTN_BACKEND_CUDA) continue;
+        const BackwardRun first = run_backward(*devices[0], bc, data, kernel->name);
+        if (declined(*kernel, first)) continue;
+        INFO(kernel->name << " " << describe(bc));
+        REQUIRE(first.got.error == "");
+        for (size_t n = 1; n < devices.size(); ++n)
+          CHECK((run_backward(*devices[n], bc, data, kernel->name).got.bits == first.got.bits));
+      }
     }
   }
 }
