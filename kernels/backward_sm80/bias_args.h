@@ -44,8 +44,7 @@ constexpr int bias_static_shared_bytes = 1024;  // at most, beside these
 }  // namespace attn::bwd_sm80
 
 struct attn_backward_bias_kernarg {
-  attn_bwd_sm80_kernarg of;  // without items, dq, dk, dv and the bias
-  const void* bias;
+  attn_bwd_sm80_kernarg of;  // without items, dq, dk and dv
   int element;  // the type of q, k, v and d_out
   void* d_bias;
   long long stride[4];  // elements: batch, head, q, kv

@@ -7,7 +7,6 @@
 #include "../forward_sm80/load.cuh"
 #include "../ptx/address.h"
 #include "../ptx/ldmatrix.h"
-#include "../ptx/max.h"
 #include "bias_args.h"
 #include "items.cuh"
 #include "weigh.cuh"
@@ -20,9 +19,8 @@ namespace ptx = attn::ptx;
 using Arguments = attn_backward_bias_kernarg;
 
 constexpr int rows = bias_tile, keys = bias_tile, row_pitch = 128;
-constexpr int ahead = bias_stages - 1;   // chunks that are copied before they are needed
-constexpr float lowest_bias = -2.3e38f;  // in the log2 domain it is finite
-constexpr int sum_pitch = keys + 1;      // floats; odd, so that rows begin in different banks
+constexpr int ahead = bias_stages - 1;  // chunks that are copied before they are needed
+constexpr int sum_pitch = keys + 1;     // floats; odd, so that rows begin in different banks
 static_assert(rows * sum_pitch * sizeof(float) <= bias_shared_bytes);
 
 // As seen_columns takes it.
@@ -116,62 +114,45 @@ __device__ __forceinline__ void multiply(float (&x)[keys / 8][4], unsigned rows_
   }
 }
 
-// The bias of a query and a lane's keys. Loads of all are under way together: of keys that there
-// are not they are those of the last one.
-__device__ __forceinline__ void load_bias(const Arguments& a, const Scores& tile, int query,
-                                          float (&b)[keys / 8][2]) {
-  const attn_bwd_sm80_kernarg& of = a.of;
-  const long long row = tile.item.b * of.bias_stride[0] + tile.item.head * of.bias_stride[1] +
-                        min(query, tile.item.length - 1) * of.bias_stride[2];
-  const int last = tile.item.walked - 1;
-  const auto load = [&](auto* from, auto convert) {
-#pragma unroll
-    for (int n = 0; n < keys / 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int key = tile.keys.first + 8 * n + fragment_column(i, threadIdx.x % 32);
-        b[n][i] = convert(from[row + min(key, last) * of.bias_stride[3]]);
-      }
-  };
-  const auto* narrow = static_cast<const unsigned short*>(a.bias);
-  if (of.bias_type == attn_element_f32)
-    load(static_cast<const float*>(a.bias), [](float x) { return x; });
-  else if (of.bias_type == attn_element_bf16)
-    load(narrow, [](unsigned short x) { return BF16::unpack(x); });
-  else
-    load(narrow, [](unsigned short x) { return F16::unpack(x); });
-}
-
 // sum += ds of a warp's 16 rows, the first of which is number `row`.
 __device__ __forceinline__ void add_ds(float (&sum)[keys / 8][4], const float (&s)[keys / 8][4],
-                                       const float (&dp)[keys / 8][4], const Arguments& arguments,
-                                       const Scores& tile, int row) {
-  const attn_bwd_sm80_kernarg& a = arguments.of;
-  const int lane = threadIdx.x % 32;
+                                       const float (&dp)[keys / 8][4],
+                                       const attn_bwd_sm80_kernarg& a, const Scores& tile,
+                                       int row) {
+  const int lane = threadIdx.x % 32, head = tile.item.head;
+  const int column = fragment_column(0, lane);
+  float lse2[2], delta[2];
+  SeenColumns<Columns> seen[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int query = row + fragment_row(half, lane);
-    float bias[keys / 8][2];
-    load_bias(arguments, tile, query, bias);
     const bool exists = query < tile.item.length;
-    const long long at = a.rows.first_row(tile.item.head) + tile.item.stats + query;
-    const float lse2 = exists ? a.lse2[at] : infinity(), delta = exists ? a.delta[at] : 0;
-    const auto seen = seen_columns<Columns, Of::queries>(a, tile.item, tile.keys, query);
+    const long long at = a.rows.first_row(head) + tile.item.stats + query;
+    lse2[half] = exists ? a.lse2[at] : infinity(), delta[half] = exists ? a.delta[at] : 0;
+    seen[half] = seen_columns<Columns, Of::queries>(a, tile.item, tile.keys, query);
+  }
+  constexpr int at_once = 4;  // columns of 8 keys whose bias is loaded together
 #pragma unroll
-    for (int n = 0; n < keys / 8; ++n) {
+  for (int first = 0; first < keys / 8; first += at_once) {
+    float bias[at_once][2][2];
+    load_bias<Of::queries>(a, tile.item, head, row + fragment_row(0, lane),
+                           tile.keys.first + 8 * first + column, bias);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int column = 8 * n + fragment_column(i, lane);
-        const float b = bias[n][i];
-        const bool hidden = column < seen.begin || column >= seen.end ||
-                            !(seen.bits[n / 4] >> (8 * n % 32 + i) & 1) || b == -infinity() ||
-                            lse2 == infinity();
-        const float x =
-            score_of(a, tile.item, a.bias_type, s[n][2 * half + i], tile.item.head, query,
-                     tile.keys.first + column, tile.item.walked - tile.item.length)
-                .x;
-        const float p = ptx::ex2(fmaf(ptx::max_nan(b, lowest_bias), log2_e, x) - lse2);
-        sum[n][2 * half + i] += hidden ? 0 : p * (dp[n][2 * half + i] - delta);
+    for (int n = first; n < first + at_once; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int key = 8 * n + column + i;
+          const Score score = score_of(a, s[n][2 * half + i], bias[n - first][half][i], head,
+                                       row + fragment_row(half, lane), tile.keys.first + key,
+                                       tile.item.walked - tile.item.length);
+          const bool hidden = key < seen[half].begin || key >= seen[half].end ||
+                              !(seen[half].bits[n / 4] >> (8 * n % 32 + i) & 1) ||
+                              score.x == -infinity() || lse2[half] == infinity();
+          const float p = ptx::ex2(score.x - lse2[half]);
+          sum[n][2 * half + i] += hidden ? 0 : p * (dp[n][2 * half + i] - delta[half]);
+        }
       }
     }
   }
@@ -291,7 +272,7 @@ __device__ __forceinline__ void add_tiles(const Arguments& a, unsigned char* sha
         multiply<Element>(dp, rows_at + at, keys_at + at);
       stage = (stage + 1) % bias_stages;
     }
-    add_ds(sum, s, dp, a, now, now.item.row + 16 * warp);
+    add_ds(sum, s, dp, a.of, now, now.item.row + 16 * warp);
   }
   ptx::cp_async_wait<0>();
   __syncthreads();

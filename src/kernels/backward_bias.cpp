@@ -32,8 +32,6 @@ BiasSums bias_sums(const BackwardProblem& b) {
 void patch(const BackwardProblem& b, const BackwardArgs& args, void* workspace,
            attn_backward_bias_kernarg& a) {
   patch_sm80_backward(b, args, workspace, &a.of);
-  a.bias = a.of.bias;
-  a.of.bias = nullptr;
   a.d_bias = args.d_bias;
   if (a.sums.parts > 1) rebase(workspace, a.part_sums);
 }

@@ -1,6 +1,8 @@
 // Gradients: the reference against the formula and central differences, every kernel against the
 // formula.
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <memory>
 
@@ -402,6 +404,26 @@ TEST_CASE("backward: NaN stays with those whom a bias lets see it") {
       CHECK(wrong == 0);
       CHECK(missing == 0);
     }
+  }
+}
+
+// As frameworks hide keys, here all of them. P has no right bits then, but is finite.
+TEST_CASE("backward: a bias of the lowest number leaves gradients finite on devices") {
+  for (const Kernel* kernel : device_kernels()) {
+    if (!(kernel->limits.features & feature_bias)) continue;
+    Case c = shape("lowest", 1, 2, 1, kernel->limits.head_dim.max, 100, 150);
+    c = with_type(c, float_type_of(*kernel));
+    c.out_type = c.q_type;
+    c.bias_type = ATTN_F32;
+    c.bias_value = std::numeric_limits<float>::lowest();
+    const BackwardCase bc = backward_of(c);
+    const BackwardRun run =
+        run_backward(backend_of(kernel->backend), bc, make_backward_data(bc), kernel->name);
+    if (declined(*kernel, run)) continue;
+    INFO(kernel->name);
+    REQUIRE(run.got.error == "");
+    for (const auto* all : {&run.got.dq, &run.got.dk, &run.got.dv, &run.got.d_bias})
+      CHECK(std::all_of(all->begin(), all->end(), [](double x) { return std::isfinite(x); }));
   }
 }
 

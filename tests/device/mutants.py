@@ -237,7 +237,7 @@ MUTANTS = [
      "const long long end = a.sums.begin(part + 1) - (part + 1 == a.sums.parts && a.sums.summed[0] > 1 ? 1 : 0);"),
     (BACKWARD_BIAS, "the last part of a sum left out", "backward_sm80/bwd_bias_cuda.cu", "part < a.sums.parts; ++part", "part < a.sums.parts - 1; ++part"),
     (BACKWARD_BIAS, "the last query of a tile left out of a sum", "backward_sm80/bwd_bias_cuda.cu", "r < rows; ++r", "r < rows - 1; ++r"),
-    (BACKWARD_BIAS, "half of ds", "backward_sm80/bwd_bias_cuda.cu", "p * (dp[n][2 * half + i] - delta)", "p * (dp[n][2 * half + i] - delta) * 0.5f"),
+    (BACKWARD_BIAS, "half of ds", "backward_sm80/bwd_bias_cuda.cu", "p * (dp[n][2 * half + i]", "0.5f * p * (dp[n][2 * half + i]"),
     (BACKWARD_BIAS, "delta of the neighbouring row", "backward_sm80/bwd_bias_cuda.cu", "exists ? a.delta[at] : 0", "exists ? a.delta[at ^ 1] : 0"),
     (BACKWARD_BIAS, "what is there lost", "backward_sm80/bwd_bias_cuda.cu", "if (a.add) x +=", "if (false) x +="),
     (BACKWARD_BIAS, "not waiting for the other warps", "backward_sm80/bwd_bias_cuda.cu", "      ptx::cp_async_wait<ahead - 1>();\n      __syncthreads();",
