@@ -38,8 +38,11 @@ struct Space : BackwardSpace {
 
 // The order of dq's sums follows from the kind of mask alone, since dq's bits depend on it. Under a
 // window a block is done with a tile before the block before it gets there, however many they are.
+// Else a tile of 256 keys is fastest with groups of 2, by 2 to 9 %, and one of 128 keys with 8
+// (docs/log/2026-11-27_backward_bias.md).
 bwd_sm90::Order order(const Problem& p, const Tile& tile) {
-  return {p.has(ATTN_WINDOW) ? int(std::max<int64_t>(1, ceil_div(p.seqlen_kv, tile.keys()))) : 8};
+  if (p.has(ATTN_WINDOW)) return {int(std::max<int64_t>(1, ceil_div(p.seqlen_kv, tile.keys())))};
+  return {tile.keys() == 256 ? 2 : 8};
 }
 
 bwd_sm90::ItemList item_list(const Problem& p, const DeviceInfo& device, const Tile& tile) {
