@@ -1,4 +1,4 @@
-//# architectures sm_80 sm_90 compute_80 local_bytes=16
+//# architectures sm_80 sm_90 compute_80
 // The gradient of a bias: ds of every score, or sums of it where the bias repeats. A thread block
 // has a tile of d_bias, or a part of its sum, in registers in float32. It goes over the tiles of
 // scores that the sum consists of in ascending order, and computes S = Q K^T and dP = dO V^T of
@@ -33,6 +33,7 @@ struct Columns {
 struct Scores {
   Item item;    // its queries, as rows that stay
   Walked keys;  // count 0: there is no such tile
+  bool full;    // all pairs are visible, as far as masks go
 };
 
 // The next tile of the block's sum from number `n` on of which a pair is visible; n becomes the
@@ -63,6 +64,10 @@ __device__ __forceinline__ void find_visible(const attn_bwd_sm80_kernarg& a, con
     if (a.block_mask.kinds)
       s.keys.mask = mask_of<Of::queries>(a, s.item, s.item.head, s.item.row, last + 1 - s.item.row,
                                          s.keys.first, s.keys.count);
+    s.full = s.keys.mask == attn::device::mask_full && s.keys.count == keys &&
+             s.item.row + rows <= s.item.length &&
+             s.item.row + rows - 1 + band.lower <= s.keys.first &&
+             s.item.row + band.upper >= s.keys.first + keys;
     if (s.keys.mask != attn::device::mask_empty) return;
   }
   s.keys.count = 0;
@@ -114,8 +119,10 @@ __device__ __forceinline__ void multiply(float (&x)[keys / 8][4], unsigned rows_
   }
 }
 
-// sum += ds of a warp's 16 rows, the first of which is number `row`.
-__device__ __forceinline__ void add_ds(float (&sum)[keys / 8][4], const float (&s)[keys / 8][4],
+// sum += ds of a warp's 16 rows, the first of which is number `row`. hiding: some of the pairs may
+// not be visible.
+template <bool hiding>
+__device__ __forceinline__ void add_ds(float (&sum)[keys / 8][4], float (&s)[keys / 8][4],
                                        const float (&dp)[keys / 8][4],
                                        const attn_bwd_sm80_kernarg& a, const Scores& tile,
                                        int row) {
@@ -129,8 +136,10 @@ __device__ __forceinline__ void add_ds(float (&sum)[keys / 8][4], const float (&
     const bool exists = query < tile.item.length;
     const long long at = a.rows.first_row(head) + tile.item.stats + query;
     lse2[half] = exists ? a.lse2[at] : infinity(), delta[half] = exists ? a.delta[at] : 0;
-    seen[half] = seen_columns<Columns, Of::queries>(a, tile.item, tile.keys, query);
+    if (hiding) seen[half] = seen_columns<Columns, Of::queries>(a, tile.item, tile.keys, query);
   }
+  const ScoreRule rule(a, head);
+  rule.cap(a, s);
   constexpr int at_once = 4;  // columns of 8 keys whose bias is loaded together
 #pragma unroll
   for (int first = 0; first < keys / 8; first += at_once) {
@@ -144,13 +153,13 @@ __device__ __forceinline__ void add_ds(float (&sum)[keys / 8][4], const float (&
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int key = 8 * n + column + i;
-          const Score score = score_of(a, s[n][2 * half + i], bias[n - first][half][i], head,
-                                       row + fragment_row(half, lane), tile.keys.first + key,
-                                       tile.item.walked - tile.item.length);
-          const bool hidden = key < seen[half].begin || key >= seen[half].end ||
-                              !(seen[half].bits[n / 4] >> (8 * n % 32 + i) & 1) ||
-                              score.x == -infinity() || lse2[half] == infinity();
-          const float p = ptx::ex2(score.x - lse2[half]);
+          const float score = rule.score(s[n][2 * half + i], bias[n - first][half][i],
+                                         row + fragment_row(half, lane) + tile.item.walked -
+                                             tile.item.length - tile.keys.first - key);
+          const bool hidden = (hiding && (key < seen[half].begin || key >= seen[half].end ||
+                                          !(seen[half].bits[n / 4] >> (8 * n % 32 + i) & 1))) ||
+                              score == -infinity() || lse2[half] == infinity();
+          const float p = ptx::ex2(score - lse2[half]);
           sum[n][2 * half + i] += hidden ? 0 : p * (dp[n][2 * half + i] - delta[half]);
         }
       }
@@ -272,7 +281,10 @@ __device__ __forceinline__ void add_tiles(const Arguments& a, unsigned char* sha
         multiply<Element>(dp, rows_at + at, keys_at + at);
       stage = (stage + 1) % bias_stages;
     }
-    add_ds(sum, s, dp, a.of, now, now.item.row + 16 * warp);
+    if (now.full)
+      add_ds<false>(sum, s, dp, a.of, now, now.item.row + 16 * warp);
+    else
+      add_ds<true>(sum, s, dp, a.of, now, now.item.row + 16 * warp);
   }
   ptx::cp_async_wait<0>();
   __syncthreads();
