@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Times the backward pass beside PyTorch's FlashAttention-2 and cuDNN, live, in TFLOP/s of 2.5 forwards.
+"""Times the backward pass beside PyTorch's FlashAttention-2 and cuDNN, and FlashAttention-3, live, in TFLOP/s of 2.5 forwards.
 
     bench/backward.py --lib build/release/lib/libattn.so [--kernel NAME] [--cells d128 causal] [--out FILE]
 
 16384 tokens, heads * head_dim = 2048, unless the cell says otherwise. Each libattn gradient is compared with
-FlashAttention-2's. --lib NAME=PATH may be given several times; builds take turns. With --softcap peers are left out, and gradients are those
-of other scores than out and lse have: for times only.
+FlashAttention-2's. --lib NAME=PATH may be given several times; builds take turns. With --softcap and --bias peers are left out, and gradients
+are those of other scores than out and lse have: for times only. --fa3: `xformers/flash_attn_3/_C.so` of PyPI's xformers 0.0.34, which wants
+libcudart.so.12 (--cudart), as nvidia-cuda-runtime-cu12 has it.
 """
 import argparse
 import ctypes as c
@@ -85,15 +86,31 @@ def cudnn(cell, x):
                                                                      max_q, max_k, 0.0, cell.causal)
 
 
-def libattn(library, kernel, cell, x, softcap):
+def fa3(cell, x, deterministic):
+    """Its gradients, and the call. x.out and x.lse are there."""
+    grads = [torch.empty_like(t) for t in (x.q, x.k, x.v)]
+
+    def call():
+        torch.ops.flash_attn_3.bwd(x.d_out, x.q, x.k, x.v, x.out, x.lse, *grads, is_causal=cell.causal, deterministic=deterministic)
+    return grads, call
+
+
+def libattn(library, kernel, cell, x, options):
     """The call and the gradients that it writes."""
     lib = library.lib
     kind = TYPE_OF[x.q.dtype]
     segment = make(Segment, k_type=kind, v_type=kind, seqlen=cell.seqlen)
     forward = make(Problem, batch=cell.batch, heads_q=cell.heads, heads_kv=cell.heads_kv, head_dim=cell.dim,
                    head_dim_v=cell.dim, seqlen_q=cell.seqlen, q_type=kind, num_segments=1, segments=c.pointer(segment),
-                   flags=CAUSAL if cell.causal else 0, softcap=softcap)
-    problem = make(BackwardProblem, forward=c.pointer(forward), kernel=kernel.encode() if kernel else None)
+                   flags=CAUSAL if cell.causal else 0, softcap=options.softcap)
+    gradients, bias, d_bias = 7, None, None
+    if options.bias:  # of each head, for all sequences
+        bias = torch.zeros(cell.heads, cell.seqlen, cell.seqlen, device="cuda", dtype=x.q.dtype)
+        forward.bias_type = kind
+        forward.bias_stride = (c.c_int64 * 4)(0, cell.seqlen ** 2, cell.seqlen, 1)
+        if options.bias == "gradient":
+            gradients, d_bias = 7 | 16, torch.empty_like(bias)
+    problem = make(BackwardProblem, forward=c.pointer(forward), kernel=kernel.encode() if kernel else None, gradients=gradients)
     plan = c.c_void_p()
     library.check(lib.attn_plan_create_backward(library.context, c.byref(problem), c.byref(plan)))
     size = c.c_size_t(lib.attn_plan_workspace(plan))
@@ -103,11 +120,11 @@ def libattn(library, kernel, cell, x, softcap):
     grads = [torch.empty_like(t) for t in (x.q, x.k, x.v)]
     segment_args = make(SegmentArgs, k=x.k.data_ptr(), v=x.v.data_ptr())
     args = make(Args, q=x.q.data_ptr(), out=x.out.data_ptr(), lse=x.lse.data_ptr(), num_segments=1,
-                segments=c.pointer(segment_args))
+                segments=c.pointer(segment_args), bias=bias.data_ptr() if options.bias else None)
     run = make(BackwardArgs, forward=c.pointer(args), d_out=x.d_out.data_ptr(), dq=grads[0].data_ptr(),
-               dk=grads[1].data_ptr(), dv=grads[2].data_ptr())
+               dk=grads[1].data_ptr(), dv=grads[2].data_ptr(), d_bias=d_bias.data_ptr() if d_bias is not None else None)
 
-    def call(keep=(space, grads, segment_args, args)):
+    def call(keep=(space, grads, segment_args, args, bias, d_bias)):
         library.check(lib.attn_run_backward(plan, c.byref(run), memory, size, stream()))
     return call, grads, lib.attn_plan_kernel(plan).decode(), size.value
 
@@ -133,6 +150,10 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-peers", action="store_true", help="compare with FlashAttention-2, but do not time it")
     parser.add_argument("--softcap", type=float, default=0)
+    parser.add_argument("--bias", choices=["read", "gradient"], help="with a bias [1, H, S, S] of q's type, and with its gradient")
+    parser.add_argument("--fa3", metavar="FILE")
+    parser.add_argument("--cudart", metavar="FILE")
+    parser.add_argument("--deterministic", action="store_true", help="FlashAttention-3 too, which refuses head dimension 256 then")
     parser.add_argument("--out", help="JSON")
     parser.add_argument("--commit", default="")
     options = parser.parse_args()
@@ -140,6 +161,10 @@ def main():
     libraries = {name: Libattn(path) for name, path in builds.items()}
     for library in libraries.values():
         library.lib.attn_plan_workspace.restype = c.c_size_t
+    if options.cudart:
+        c.CDLL(options.cudart, c.RTLD_GLOBAL)
+    if options.fa3:
+        torch.ops.load_library(options.fa3)
     nvml, results = Nvml(), []
     torch.manual_seed(1)
     for cell in all_cells():
@@ -152,11 +177,19 @@ def main():
             calls["cudnn"] = cudnn(cell, x)
         except RuntimeError as error:
             print(f"  cudnn: {str(error).splitlines()[0]}")
-        if options.no_peers or options.softcap:
-            calls = {}
         kernels, agree = {}, {}
+        if options.fa3:
+            try:
+                grads, calls["fa3"] = fa3(cell, x, options.deterministic)
+                calls["fa3"]()
+                agree["fa3"] = difference(cell, grads, wanted)
+            except RuntimeError as error:
+                calls.pop("fa3", None)
+                print(f"  fa3: {str(error).splitlines()[0]}")
+        if options.no_peers or options.softcap or options.bias:
+            calls = {}
         for name, library in libraries.items():
-            call, grads, kernels[name], space = libattn(library, options.kernel, cell, x, options.softcap)
+            call, grads, kernels[name], space = libattn(library, options.kernel, cell, x, options)
             call()
             torch.cuda.synchronize()
             agree[name] = difference(cell, grads, wanted)
@@ -165,9 +198,9 @@ def main():
         rounds, clocks = take_rounds(launches, options.rounds, nvml)
         row = {label: cell.flops() / statistics.median(us) / 1e6 for label, us in rounds.items()}
         print(f"{cell.name()}: " + ", ".join(f"{label} {t:.0f}" for label, t in row.items()) +
-              f" TFLOP/s; {' '.join(set(kernels.values()))}; {'; '.join(sorted(set(agree.values())))}", flush=True)
+              f" TFLOP/s; {' '.join(set(kernels.values()))}; {'; '.join(f'{label}: {text}' for label, text in agree.items())}", flush=True)
         results.append({"cell": asdict(cell), "tflops": row, "microseconds": {k: statistics.median(v) for k, v in rounds.items()},
-                        "kernels": kernels, "differences": agree, "softcap": options.softcap, "clocks": clocks, "workspace": space})
+                        "kernels": kernels, "differences": agree, "softcap": options.softcap, "bias": options.bias, "clocks": clocks, "workspace": space})
         assert all(math.isfinite(t) for t in row.values())
         del x, calls, launches, wanted
     if options.out:

@@ -3,6 +3,7 @@
 #include "../common/convert.cuh"
 #include "../common/element.cuh"
 #include "../common/lengths.cuh"
+#include "../ptx/max.h"
 #include "prepare_args.h"
 
 namespace {
@@ -11,6 +12,8 @@ using namespace attn::device;
 
 constexpr int warps = attn_backward_threads / 32, tile = attn_backward_tile;
 constexpr int lanes = 16;  // of a row, each with 8 neighbouring elements at a time
+constexpr float lowest =
+    -2.3e38f;  // of lse, as forward's scores have it: times log2(e) it is finite
 
 // 8 neighbouring elements from a 16-byte aligned place on.
 __device__ void load_eight(const void* base, int type, long long at, float (&x)[8]) {
@@ -132,12 +135,16 @@ extern "C" __global__ void __launch_bounds__(attn_backward_threads)
     for (int step = lanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
     const unsigned half = 0xffffu << (threadIdx.x / lanes % 2 * lanes);
     const bool all_zero = (__ballot_sync(0xffffffff, some) & half) == 0;
-    if (a.sinks && lse == sink && all_zero) sum = 0;
+    // So has one from which a bias hides them. None of its gradients is above what rounds off.
+    const bool only_sink = a.sinks && lse == sink && all_zero;
+    if (only_sink) sum = 0;
     const bool counts = exists && lse != -infinity();
     const float delta = counts ? sum - d_lse : 0;
     if (threadIdx.x % lanes == 0) {
-      a.lse2[stat_tile * tile + in_tile] = sees ? lse * log2_e : infinity();
-      a.delta[stat_tile * tile + in_tile] = sees ? delta : 0;
+      const bool used = sees && !only_sink;
+      a.lse2[stat_tile * tile + in_tile] =
+          used ? attn::ptx::max_nan(lse, lowest) * log2_e : infinity();
+      a.delta[stat_tile * tile + in_tile] = used ? delta : 0;
       if (a.sink_parts && counts) part -= expf(sink - lse) * delta;
     }
   }

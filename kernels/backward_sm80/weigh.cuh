@@ -5,6 +5,7 @@
 #include "../forward_sm80/fragment.h"
 #include "../forward_sm80/state.cuh"
 #include "../ptx/ex2.h"
+#include "../ptx/max.h"
 #include "items.cuh"
 
 namespace attn::bwd_sm80 {
@@ -19,31 +20,78 @@ struct RowStats {
   float lse2[Shape::row_tiles][2], delta[Shape::row_tiles][2];
 };
 
-struct Score {
-  float x;      // in the log2 domain; -inf: a bias hides the key
-  float slope;  // of softcap
+// A finite bias hides nothing, so it is kept where its product with log2(e) is finite.
+constexpr float lowest_bias = -2.3e38f;
+
+// What all scores of a head have in common. Nothing here branches from score to score, so that many
+// are under way together.
+struct ScoreRule {
+  float factor;  // of a product, or with a softcap of its tanh
+  float alibi;
+  bool capped;
+
+  __device__ __forceinline__ ScoreRule(const attn_bwd_sm80_kernarg& a, int head)
+      : factor(a.softcap > 0 ? a.softcap : a.scale),
+        alibi(a.alibi_slopes ? a.alibi_slopes[head] : 0),
+        capped(a.softcap > 0) {}
+
+  // With a softcap products become its tanh.
+  template <int n>
+  __device__ __forceinline__ void cap(const attn_bwd_sm80_kernarg& a, float (&x)[n][4]) const {
+    if (!capped) return;
+#pragma unroll
+    for (int k = 0; k < n; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[k][i] = tanh_accurate(x[k][i] * a.scale / a.softcap);
+  }
+  // In the log2 domain; -inf: a bias hides the key. x: as cap() leaves it. distance: from the query
+  // to the key.
+  __device__ __forceinline__ float score(float x, float bias, int distance) const {
+    const float y = fmaf(x, factor, ptx::max_nan(bias, lowest_bias));
+    return bias == -infinity() ? bias : fmaf(-alibi, fabsf(float(distance)), y) * log2_e;
+  }
+  __device__ __forceinline__ float slope(float x) const {  // of softcap
+    return capped ? 1 - x * x : 1;
+  }
 };
-__device__ __forceinline__ Score score_of(const attn_bwd_sm80_kernarg& a, const Item& item,
-                                          int bias_type, float dot, int head, int query, int key,
-                                          int diagonal) {
-  Score s{dot * a.scale, 1};
-  if (a.softcap > 0) {
-    const float t = tanh_accurate(s.x / a.softcap);
-    s = {a.softcap * t, 1 - t * t};
-  }
-  if (a.bias) {
-    const long long at = item.b * a.bias_stride[0] + head * a.bias_stride[1] +
-                         query * a.bias_stride[2] + key * a.bias_stride[3];
-    const unsigned short* narrow = static_cast<const unsigned short*>(a.bias) + at;
-    const float bias = bias_type == attn_element_f32    ? static_cast<const float*>(a.bias)[at]
-                       : bias_type == attn_element_bf16 ? BF16::unpack(*narrow)
-                                                        : F16::unpack(*narrow);
-    if (bias == -infinity()) return {bias, 0};
-    s.x += bias;
-  }
-  if (a.alibi_slopes) s.x -= a.alibi_slopes[head] * fabsf(float(query + diagonal - key));
-  s.x *= log2_e;
-  return s;
+
+// The bias of 2 rows and `columns` pairs of neighbouring columns of a lane, 8 columns from pair to
+// pair. Loads of all are under way together: those of rows and columns that there are not are of
+// the last ones.
+template <Of of, int columns>
+__device__ __forceinline__ void load_bias(const attn_bwd_sm80_kernarg& a, const Item& item,
+                                          int head, int row, int column,
+                                          float (&b)[columns][2][2]) {
+  constexpr int of_rows = is_keys<of> ? 3 : 2, of_columns = is_keys<of> ? 2 : 3;
+  const long long row_stride = a.bias_stride[of_rows], column_stride = a.bias_stride[of_columns];
+  const long long entry = item.b * a.bias_stride[0] + head * a.bias_stride[1];
+  const bool whole = column + 8 * columns <= item.walked;
+  const auto load = [&](const auto* from, auto convert) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const auto* const at = from + entry + min(row + 8 * half, item.length - 1) * row_stride;
+      // Addresses that the compiler knows but for a register, or of few products.
+      if (whole && column_stride == 1) {
+#pragma unroll
+        for (int n = 0; n < columns; ++n)
+#pragma unroll
+          for (int i = 0; i < 2; ++i) b[n][half][i] = convert((at + column)[8 * n + i]);
+      } else {
+#pragma unroll
+        for (int n = 0; n < columns; ++n)
+#pragma unroll
+          for (int i = 0; i < 2; ++i)
+            b[n][half][i] = convert(at[min(column + 8 * n + i, item.walked - 1) * column_stride]);
+      }
+    }
+  };
+  const auto* narrow = static_cast<const unsigned short*>(a.bias);
+  if (a.bias_type == attn_element_f32)
+    load(static_cast<const float*>(a.bias), [](float x) { return x; });
+  else if (a.bias_type == attn_element_bf16)
+    load(narrow, [](unsigned short x) { return BF16::unpack(x); });
+  else
+    load(narrow, [](unsigned short x) { return F16::unpack(x); });
 }
 
 // Which of the lane's columns see or are seen by one of its rows.
@@ -100,6 +148,12 @@ __device__ __forceinline__ void weigh_as(sm80::State<Shape>& s, sm80::State<Shap
         seen[half] =
             seen_columns<Shape, of>(a, item, tile, warp_row + 16 * m + fragment_row(half, lane));
     }
+    float bias[Shape::score ? Shape::key_tiles : 1][2][2] = {};
+    const ScoreRule rule(a, Shape::score ? tile.head : 0);
+    if constexpr (Shape::score) rule.cap(a, s.s[m]);
+    if (Shape::score && a.bias)
+      load_bias<of>(a, item, tile.head, warp_row + 16 * m + fragment_row(0, lane),
+                    tile.first + fragment_column(0, lane), bias);
 #pragma unroll
     for (int n = 0; n < Shape::key_tiles; ++n) {
       const int first = 8 * n + fragment_column(0, lane);
@@ -140,16 +194,13 @@ __device__ __forceinline__ void weigh_as(sm80::State<Shape>& s, sm80::State<Shap
           }
           float slope = 1;
           if constexpr (Shape::score) {
-            if (!hidden) {
-              const int column = tile.first + first + i;
-              const Score score =
-                  score_of(a, item, a.bias_type, x, tile.head, is_keys<of> ? column : row,
-                           is_keys<of> ? row : column,
-                           is_keys<of> ? item.length - item.walked : item.walked - item.length);
-              hidden = score.x == -infinity();
-              slope = score.slope;
-              x = score.x - of_lse2;
-            }
+            const int column = tile.first + first + i;
+            const int distance = is_keys<of> ? column + item.length - item.walked - row
+                                             : row + item.walked - item.length - column;
+            const float score = rule.score(x, bias[n][half][i], distance);
+            hidden = hidden || score == -infinity();
+            slope = rule.slope(x);
+            x = score - of_lse2;
           } else {
             x = fmaf(x, a.log2_scale, -of_lse2);
           }

@@ -14,6 +14,7 @@ namespace attn::bwd_sm90 {
 template <class T, const Variant& variant>
 __device__ __forceinline__ void backward(const attn_sm90_backward_kernarg& a) {
   constexpr Tile tile = variant.tile;
+  constexpr bool biased = variant.with == With::bias;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   Control& control = *reinterpret_cast<Control*>(shared_memory);
   const unsigned shared = address(shared_memory);
@@ -27,15 +28,15 @@ __device__ __forceinline__ void backward(const attn_sm90_backward_kernarg& a) {
     ptx::registers_shrink<40>();
     if (warp == 2) {
       clear_dq<tile>(a);
-      clear_unused<tile>(a, control, shared);
+      clear_unused<T, tile, biased>(a, control, shared);
     } else if (threadIdx.x == 0) {
-      Loader<tile>{a, control, shared}.run();
+      Loader<tile, biased>{a, control, shared}.run();
     } else if (threadIdx.x % 32 == 0) {
       add_dq<tile>(a, control, shared, warp / 2);
     }
   } else {
     ptx::registers_grow<232>();
-    const Consumer<T, tile, variant.score> consumer{
+    const Consumer<T, tile, variant.with> consumer{
         a, control, shared, warp / 4 - 1, warp % 4, int(threadIdx.x % 32)};
     if constexpr (tile.roles())
       consumer.run_by_roles();

@@ -37,9 +37,14 @@ struct attn_sm90_backward_kernarg {
   // log2_scale: above 0; of a score, or with a softcap of its tanh, in the log2 domain.
   float log2_scale, scale;
   attn::RangeMask mask;
-  // Of the kernels _score.
+  // Of the kernels _score and _bias.
   float into_softcap;         // scale / softcap, 0: none
   const float* alibi_slopes;  // null: none
+  // Of the kernels _bias.
+  const void* bias;
+  long long bias_stride[2];  // elements: batch, head
+  int bias_query, bias_key;  // elements from query to query, from key to key
+  int bias_type;             // f32 or the type of q
 };
 
 #endif

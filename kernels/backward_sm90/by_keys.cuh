@@ -6,8 +6,8 @@
 
 namespace attn::bwd_sm90 {
 
-template <class T, Tile tile, bool score>
-__device__ __forceinline__ void Consumer<T, tile, score>::run_by_keys() const {
+template <class T, Tile tile, With with>
+__device__ __forceinline__ void Consumer<T, tile, with>::run_by_keys() const {
   const int own = group * tile.subtiles * 64 * 128;
   const unsigned long long k = ptx::wgmma_descriptor(at_16(tile.k_offset() + own), 0),
                            v = ptx::wgmma_descriptor(at_16(tile.v_offset() + own), 0);
@@ -44,10 +44,12 @@ __device__ __forceinline__ void Consumer<T, tile, score>::run_by_keys() const {
         multiply(dp, v, d_out);
 #pragma unroll
         for (int u = 0; u < tile.subtiles; ++u) {
+          Bias bias;
+          begin_bias(bias, item, query, tile.subtiles * group + u);
           ptx::wgmma_wait<1>();
           ptx::pin(s);
           unsigned p[4][4], ds[4][4];
-          find_p(s, p, stats, item, query, tile.subtiles * group + u);
+          find_p(s, p, stats, item, query, tile.subtiles * group + u, bias);
           add_products(dv[u], p, d_out_t);
           ptx::wgmma_wait<1>();  // dp is there, and dk of the subtile before
           ptx::pin(dp);

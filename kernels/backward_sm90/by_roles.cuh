@@ -8,8 +8,8 @@
 namespace attn::bwd_sm90 {
 
 // A warp's rows of ds to the other block of the cluster, whose rows of as many bytes come here.
-template <class T, Tile tile, bool score>
-__device__ __forceinline__ void Consumer<T, tile, score>::send_ds() const {
+template <class T, Tile tile, With with>
+__device__ __forceinline__ void Consumer<T, tile, with>::send_ds() const {
   constexpr unsigned bytes = 16 * 128;
   __syncwarp();
   if (lane == 0) {
@@ -19,8 +19,8 @@ __device__ __forceinline__ void Consumer<T, tile, score>::send_ds() const {
   }
 }
 
-template <class T, Tile tile, bool score>
-__device__ __forceinline__ void Consumer<T, tile, score>::run_by_roles() const {
+template <class T, Tile tile, With with>
+__device__ __forceinline__ void Consumer<T, tile, with>::run_by_roles() const {
   static_assert(tile.stages == 1 && tile.blocks == 2);
   const unsigned q_at = at_16(tile.q_offset()), d_out_at = at_16(tile.d_out_offset());
   const unsigned stats = lane % 4 * 8;
@@ -46,9 +46,11 @@ __device__ __forceinline__ void Consumer<T, tile, score>::run_by_roles() const {
         unsigned p[4][4];
         ptx::mbarrier_wait(address(&c.q_full[0]), n & 1);
         multiply(s, k, q);
+        Bias bias;
+        begin_bias(bias, item, query, subtile);
         ptx::wgmma_wait<0>();
         ptx::pin(s);
-        find_p(s, p, stats, item, query, subtile);
+        find_p(s, p, stats, item, query, subtile, bias);
         release(c.q_empty[0]);
         ptx::mbarrier_wait(address(&c.p_empty), n & 1 ^ 1);
 #pragma unroll

@@ -6,9 +6,11 @@
 #include "../common/tanh.cuh"
 #include "../ptx/ex2.h"
 #include "../ptx/ldmatrix.h"
+#include "../ptx/max.h"
 #include "../ptx/uniform.h"
 #include "../ptx/wgmma.h"
 #include "load.cuh"
+#include "variants.h"
 
 namespace attn::bwd_sm90 {
 
@@ -19,9 +21,10 @@ __device__ __forceinline__ unsigned low_bits(int n) {
 }
 
 // A warp that computes: 16 of the 64 keys of a subtile.
-template <class T, Tile tile, bool score>
+template <class T, Tile tile, With with>
 struct Consumer {
   static constexpr bool bf16 = T::type == attn_element_bf16;
+  static constexpr bool score = with != With::nothing, biased = with == With::bias;
   static constexpr int dim = tile.head_dim, key_panel = tile.key_panel(),
                        query_panel = tile.query_panel();
   using Q = Ring<tile.stages>;
@@ -135,11 +138,76 @@ struct Consumer {
     release(c.dq_full[which]);
   }
 
-  // Scores with softcap and ALiBi: s becomes P times softcap's slope, and p is P. seen: of the
-  // lane's queries, for its key of each half. away: from its key of half 0 to its first query, in
-  // positions of which the last query and the last key have the same.
+  // Columns of 8 queries whose bias a lane loads at once.
+  static constexpr int bias_batch = tile.roles() ? 8 : 4;
+  // Where the bias of a lane's scores is, and what is added to it: NaN for a key that is poisoned.
+  struct Bias {
+    long long at;                    // element of the lane's first key and query 0
+    int next_key;                    // elements to the one of half 1
+    int query;                       // the lane's first one of the tile
+    int last;                        // of the sequence: no element of a later one is read
+    float more[2];                   // for the key of each half
+    unsigned raw[bias_batch][2][2];  // a batch of the lane's elements as they are in memory
+  };
+  // Loads a batch, which begins with queries 8 * first. All loads are under way together.
+  __device__ __forceinline__ void load_bias(Bias& bias, int first) const {
+    const auto load = [&](const auto* from) {
+#pragma unroll
+      for (int j = 0; j < bias_batch; ++j)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int query = min(bias.query + 8 * (first + j) + i, bias.last);
+          const auto* const row = from + bias.at + (long long)query * a.bias_query;
+          bias.raw[j][0][i] = row[0];
+          bias.raw[j][1][i] = row[bias.next_key];
+        }
+    };
+    if (a.bias_type == attn_element_f32)
+      load(static_cast<const unsigned*>(a.bias));
+    else
+      load(static_cast<const unsigned short*>(a.bias));
+  }
+  // The first batch of a tile and subtile, while its products are under way.
+  __device__ __forceinline__ void begin_bias(Bias& bias, const Item& item, int query,
+                                             int subtile) const {
+    if constexpr (!biased) return;
+    const int last = item.sequence.keys - 1, in_item = 64 * subtile + 16 * warp + lane / 4;
+    const int key = item.block * tile.keys() + in_item;
+    const int first = min(key, last), second = min(key + 8, last);
+    const unsigned poisoned = c.poisoned[in_item / 32] >> in_item % 32;
+    const auto more = [](unsigned bit) { return bit ? __int_as_float(0x7fffffff) : 0.f; };
+    bias.at =
+        item.b * a.bias_stride[0] + item.head * a.bias_stride[1] + (long long)first * a.bias_key;
+    bias.next_key = (second - first) * a.bias_key;
+    bias.query = query + lane % 4 * 2;
+    bias.last = item.sequence.queries - 1;
+    bias.more[0] = more(poisoned & 1), bias.more[1] = more(poisoned >> 8 & 1);
+    load_bias(bias, 0);
+  }
+  // Adds it to scores in the log2 domain, [half][i]. A key whose bias is -inf is not seen; a finite
+  // one hides nothing, so its product is kept finite.
+  __device__ __forceinline__ void add_bias(const Bias& bias, const unsigned (&raw)[2][2],
+                                           float (&power)[2][2]) const {
+    constexpr float lowest = -2.3e38f;
+    const bool wide = a.bias_type == attn_element_f32;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const unsigned bits = raw[half][i];
+        const float b = wide ? __uint_as_float(bits) : T::unpack((unsigned short)bits);
+        float& to = power[half][i];
+        to = b == -infinity() ? b
+                              : to + fmaf(ptx::max_nan(b, lowest), device::log2_e, bias.more[half]);
+      }
+  }
+
+  // Scores with softcap, bias and ALiBi: s becomes P times softcap's slope, and p is P. seen: of
+  // the lane's queries, for its key of each half. away: from its key of half 0 to its first query,
+  // in positions of which the last query and the last key have the same.
   __device__ __forceinline__ void weigh(float (&s)[32], unsigned (&p)[4][4], unsigned stats,
-                                        const unsigned (&seen)[2], float away, int head) const {
+                                        const unsigned (&seen)[2], float away, int head,
+                                        Bias& bias) const {
     const bool capped = a.into_softcap != 0;
     const float alibi = a.alibi_slopes ? a.alibi_slopes[head] * device::log2_e : 0;
     if (capped) {
@@ -148,7 +216,18 @@ struct Consumer {
     }
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
+      if (biased && j > 0 && j % bias_batch == 0) load_bias(bias, j);
       const float2 lse = ptx::load_shared_two_floats(address(&c.lse) + stats + j * 32);
+      float power[2][2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float distance = fabsf(away + float(8 * j + i - 8 * half));
+          power[half][i] = fmaf(-alibi, distance,
+                                fmaf(s[4 * j + 2 * half + i], a.log2_scale, i ? -lse.y : -lse.x));
+        }
+      if constexpr (biased) add_bias(bias, bias.raw[j % bias_batch], power);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float weight[2];
@@ -156,9 +235,7 @@ struct Consumer {
         for (int i = 0; i < 2; ++i) {
           float& x = s[4 * j + 2 * half + i];
           const bool hidden = !(seen[half] >> (2 * j + i) & 1);
-          const float distance = fabsf(away + float(8 * j + i - 8 * half));
-          const float power = fmaf(-alibi, distance, fmaf(x, a.log2_scale, i ? -lse.y : -lse.x));
-          weight[i] = hidden ? 0 : ptx::ex2(power);
+          weight[i] = hidden ? 0 : ptx::ex2(power[half][i]);
           x = hidden ? 0 : weight[i] * (capped ? 1 - x * x : 1);
         }
         p[j / 2][j % 2 * 2 + half] = T::pack(weight[0], weight[1]);
@@ -167,9 +244,10 @@ struct Consumer {
   }
 
   // From products of q and k: p, and s becomes what ds is a product of, P times softcap's slope.
-  // query: the first one of the tile.
+  // query: the first one of the tile. bias: as begin_bias() leaves it.
   __device__ __forceinline__ void find_p(float (&s)[32], unsigned (&p)[4][4], unsigned stats,
-                                         const Item& item, int query, int subtile) const {
+                                         const Item& item, int query, int subtile,
+                                         Bias& bias) const {
     if constexpr (!score) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -207,7 +285,7 @@ struct Consumer {
     if constexpr (score) {
       weigh(s, p, stats, seen,
             float(first_query() - first_key() + item.sequence.keys - item.sequence.queries),
-            item.head);
+            item.head, bias);
     } else {
 #pragma unroll
       for (int i = 0; i < 32; ++i) s[i] = ptx::ex2(s[i]);
@@ -222,8 +300,12 @@ struct Consumer {
     for (int j = 0; j < 8; ++j) {
       const float2 delta = ptx::load_shared_two_floats(address(&c.delta) + stats + j * 32);
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        dp[4 * j + i] = s[4 * j + i] * (dp[4 * j + i] - (i % 2 ? delta.y : delta.x));
+      for (int i = 0; i < 4; ++i) {
+        float& x = dp[4 * j + i];
+        x = s[4 * j + i] * (x - (i % 2 ? delta.y : delta.x));
+        // V of a key that a bias hides may be anything.
+        if (biased && s[4 * j + i] == 0) x = 0;
+      }
     }
 #pragma unroll
     for (int i = 0; i < 16; ++i) ds[i / 4][i % 4] = T::pack(dp[2 * i], dp[2 * i + 1]);

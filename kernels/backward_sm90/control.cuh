@@ -64,6 +64,8 @@ struct Control {
   Barrier taken, taken_read;
   unsigned taken_item;
   Item item[item_slots];
+  // With a bias: keys of the item whose rows of K are not finite, a bit each. The rows are 0.
+  unsigned poisoned[groups * max_subtiles * 2];
   alignas(128) float lse[max_stages][tile_queries];
   alignas(128) float delta[max_stages][tile_queries];
 };

@@ -5,6 +5,7 @@
 #include "../ptx/arrive.h"
 #include "../ptx/bulk.h"
 #include "../ptx/load_shared.h"
+#include "../ptx/prefetch.h"
 #include "../ptx/tma.h"
 #include "control.cuh"
 #include "sequences.cuh"
@@ -70,8 +71,8 @@ __device__ __forceinline__ unsigned take_item(const attn_sm90_backward_kernarg& 
   return index;
 }
 
-// By one lane.
-template <Tile tile>
+// By one lane. biased: a bias may hide any row, so all pass through clear_unused.
+template <Tile tile, bool biased>
 struct Loader {
   using Q = Ring<tile.stages>;
   static constexpr unsigned stats_bytes = tile_queries * 4;
@@ -95,7 +96,7 @@ struct Loader {
       for (int p = 0; p < tile.panels(); ++p)
         load_panel(offset + p * tile.key_panel(), map, full, p, block);
     };
-    const bool clears = item.clears_keys;
+    const bool clears = biased || item.clears_keys;
     Barrier &v_full = clears ? c.keys_raw : c.v_full, &k_full = clears ? c.keys_raw : c.k_full;
     ptx::mbarrier_wait(address(&c.v_empty), count & 1 ^ 1);
     ptx::mbarrier_arrive_expect(address(&v_full), tile.key_bytes());
@@ -110,7 +111,7 @@ struct Loader {
   }
   __device__ __forceinline__ void load_queries(const Item& item, int m) {
     const int s = Q::stage(n);
-    const bool clears = item.clears(m);
+    const bool clears = biased || item.clears(m);
     const long long at = ((long long)item.head * a.tiles + item.first_tile + m) * tile_queries;
     const auto load = [&](int offset, const attn_tensor_map& map, Barrier& empty, Barrier& full,
                           float* stats, const float* from) {
@@ -165,8 +166,85 @@ __device__ __forceinline__ void clear_others(unsigned at, int panels, int rows, 
   }
 }
 
-// Clears rows that are loaded and not to be used. By all lanes of a warp.
+// Of the rows of K that `at` is the place of, those with an element that is not finite become 0,
+// and have a bit in poisoned, or no bits are kept. So a key that a bias hides reaches nobody's dq;
+// consumers make P of those who do see it NaN. By all lanes of a warp.
+template <class T>
+__device__ __forceinline__ void clear_poisoned(unsigned at, int panels, int rows,
+                                               unsigned* poisoned) {
+  constexpr unsigned exponent = T::type == attn_element_bf16 ? 0x7f807f80 : 0x7c007c00;
+  const int lane = threadIdx.x % 32;
+  for (int first = 0; first < rows; first += 32) {
+    unsigned word = 0;
+#pragma unroll
+    for (int step = 0; step < 8; ++step) {
+      unsigned found = 0;
+      for (int p = 0; p < panels; ++p) {
+        const float4 x =
+            ptx::load_shared_floats(at + p * rows * 128 + first * 128 + (32 * step + lane) * 16);
+        for (const float pair : {x.x, x.y, x.z, x.w}) {
+          // Its halves are 0 where all bits of the exponent are set.
+          const unsigned clear_bits = ~__float_as_uint(pair) & exponent;
+          found |= clear_bits - 0x00010001 & ~clear_bits & 0x80008000;
+        }
+      }
+      const unsigned lanes = __ballot_sync(0xffffffff, found != 0);
+#pragma unroll
+      for (int r = 0; r < 4; ++r)
+        if (lanes >> 8 * r & 0xff) word |= 1u << (4 * step + r);
+    }
+    if (poisoned && lane == 0) poisoned[first / 32] = word;
+    for (; word != 0; word &= word - 1) {
+      const unsigned row = at + (first + __ffs(word) - 1) * 128;
+      for (int i = lane; i < panels * 8; i += 32)
+        ptx::fill_shared(row + i / 8 * rows * 128 + i % 8 * 16, 0);
+    }
+  }
+}
+
+// Rows of a tile of Q and dO of which nothing is used, or whose gradients are NaN, become 0: a bias
+// may hide them from this block's keys. Rows that see a key have NaN as lse then, if delta is not
+// finite. By all lanes of a warp.
 template <Tile tile>
+__device__ __forceinline__ void clear_poisoned_queries(Control& c, unsigned shared, int stage) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float& lse = c.lse[stage][32 * half + lane];
+    const auto finite = [](float x) { return fabsf(x) < __int_as_float(0x7f800000); };
+    const bool of_delta = !finite(c.delta[stage][32 * half + lane]);
+    if (of_delta && finite(lse)) lse = __int_as_float(0x7fffffff);
+    for (unsigned rows = __ballot_sync(0xffffffff, of_delta || !finite(lse)); rows != 0;
+         rows &= rows - 1) {
+      const unsigned row =
+          shared + stage * tile.query_bytes() + (32 * half + __ffs(rows) - 1) * 128;
+      for (int i = lane; i < tile.panels() * 8; i += 32)
+        for (const int offset : {tile.q_offset(), tile.d_out_offset()})
+          ptx::fill_shared(row + offset + i / 8 * tile.query_panel() + i % 8 * 16, 0);
+    }
+  }
+}
+
+// Asks for the bias of a tile of queries and the block's keys. By all lanes of a warp.
+template <Tile tile>
+__device__ __forceinline__ void prefetch_bias(const attn_sm90_backward_kernarg& a, const Item& item,
+                                              int m) {
+  const int bytes = a.bias_type == attn_element_f32 ? 4 : 2, line_keys = 128 / bytes;
+  const int key = item.block * tile.keys() + block_of_cluster<tile>() * tile.block_keys();
+  const int keys = min(tile.block_keys(), item.sequence.keys - key);
+  if (a.bias_key != 1 || keys <= 0) return;
+  const int rows =
+      a.bias_query == 0 ? 1 : min(tile_queries, item.sequence.queries - m * tile_queries);
+  const int lines = (keys + line_keys - 1) / line_keys;
+  const char* const from = static_cast<const char*>(a.bias) +
+                           bytes * (item.b * a.bias_stride[0] + item.head * a.bias_stride[1] + key);
+  for (int i = threadIdx.x % 32; i < rows * lines; i += 32)
+    ptx::prefetch_l2(from + i % lines * 128 +
+                     (long long)(m * tile_queries + i / lines) * a.bias_query * bytes);
+}
+
+// Clears rows that are loaded and not to be used. By all lanes of a warp.
+template <class T, Tile tile, bool biased>
 __device__ __forceinline__ void clear_unused(const attn_sm90_backward_kernarg& a, Control& c,
                                              unsigned shared) {
   using Q = Ring<tile.stages>;
@@ -184,16 +262,19 @@ __device__ __forceinline__ void clear_unused(const attn_sm90_backward_kernarg& a
     if (item.b < 0) return;
     const auto clear_queries = [&](int m) {
       const int s = Q::stage(n + m - item.tiles.first);
+      if constexpr (biased) prefetch_bias<tile>(a, item, m);
       ptx::mbarrier_wait(address(&c.queries_raw[s]), queries_parity >> s & 1);
       queries_parity ^= 1u << s;
       for (int offset : {tile.q_offset(), tile.d_out_offset()})
         clear_others(shared + offset + s * tile.query_bytes(), tile.panels(), tile_queries,
                      m * tile_queries, item.sequence.seeing());
+      if constexpr (biased) clear_poisoned_queries<tile>(c, shared, s);
       arrive(c.q_full[s], c.d_out_full[s]);
     };
     // In the order in which they are loaded.
-    if (item.clears(item.tiles.first)) clear_queries(item.tiles.first);
-    if (item.clears_keys) {
+    if (biased ? item.tiles.count() > 0 : item.clears(item.tiles.first))
+      clear_queries(item.tiles.first);
+    if (biased || item.clears_keys) {
       ptx::mbarrier_wait(address(&c.keys_raw), keys_parity);
       keys_parity ^= 1;
       const int block = block_of_cluster<tile>();
@@ -204,9 +285,20 @@ __device__ __forceinline__ void clear_unused(const attn_sm90_backward_kernarg& a
       clear_keys(tile.k_offset(), tile.panels(), block);
       clear_keys(tile.v_offset(), tile.panels(), block);
       if (tile.blocks > 1) clear_keys(tile.peer_k_offset(), tile.panels() / 2, block ^ 1);
+      if constexpr (biased) {
+        clear_poisoned<T>(shared + tile.k_offset(), tile.panels(), tile.block_keys(),
+                          c.poisoned + block * (tile.block_keys() / 32));
+        if (tile.blocks > 1)
+          clear_poisoned<T>(shared + tile.peer_k_offset(), tile.panels() / 2, tile.block_keys(),
+                            nullptr);
+      }
       arrive(c.k_full, c.v_full);
     }
-    if (item.tiles.count() > 1 && item.clears_last) clear_queries(item.tiles.last);
+    if constexpr (biased) {
+      for (int m = item.tiles.first + 1; m <= item.tiles.last; ++m) clear_queries(m);
+    } else {
+      if (item.tiles.count() > 1 && item.clears_last) clear_queries(item.tiles.last);
+    }
     n += item.tiles.count();
     __syncwarp();
     ptx::mbarrier_arrive_if(address(&item_empty(c, count)), threadIdx.x % 32 == 0);

@@ -10,11 +10,17 @@
 
 namespace attn::bwd_sm90 {
 
+enum class With {
+  nothing,
+  score,  // softcap and ALiBi
+  bias    // these and a bias
+};
+
 struct Variant {
   const char* name;
   int type;  // of q, k, v and d_out
   Tile tile;
-  bool score = false;   // with softcap and ALiBi
+  With with = With::nothing;
   int local_bytes = 0;  // local memory that a thread may have, spilled registers included
 
   static constexpr const char* architectures() { return "sm_90a"; }
@@ -24,17 +30,23 @@ constexpr int bf16 = attn_element_bf16, f16 = attn_element_f16;
 // clang-format off: a kernel is a line
 constexpr Variant variants[] = {
     {.name = "bwd_sm90_bf16_d64", .type = bf16, .tile = tile_d64, .local_bytes = 16},
-    {.name = "bwd_sm90_bf16_d64_score", .type = bf16, .tile = tile_d64, .score = true, .local_bytes = 96},
+    {.name = "bwd_sm90_bf16_d64_score", .type = bf16, .tile = tile_d64, .with = With::score, .local_bytes = 96},
+    {.name = "bwd_sm90_bf16_d64_bias", .type = bf16, .tile = tile_d64, .with = With::bias, .local_bytes = 160},
     {.name = "bwd_sm90_bf16_d128", .type = bf16, .tile = tile_d128},
-    {.name = "bwd_sm90_bf16_d128_score", .type = bf16, .tile = tile_d128, .score = true, .local_bytes = 32},
+    {.name = "bwd_sm90_bf16_d128_score", .type = bf16, .tile = tile_d128, .with = With::score, .local_bytes = 32},
+    {.name = "bwd_sm90_bf16_d128_bias", .type = bf16, .tile = tile_d128, .with = With::bias, .local_bytes = 64},
     {.name = "bwd_sm90_bf16_d256", .type = bf16, .tile = tile_d256},
-    {.name = "bwd_sm90_bf16_d256_score", .type = bf16, .tile = tile_d256, .score = true},
+    {.name = "bwd_sm90_bf16_d256_score", .type = bf16, .tile = tile_d256, .with = With::score},
+    {.name = "bwd_sm90_bf16_d256_bias", .type = bf16, .tile = tile_d256, .with = With::bias},
     {.name = "bwd_sm90_f16_d64", .type = f16, .tile = tile_d64, .local_bytes = 16},
-    {.name = "bwd_sm90_f16_d64_score", .type = f16, .tile = tile_d64, .score = true, .local_bytes = 96},
+    {.name = "bwd_sm90_f16_d64_score", .type = f16, .tile = tile_d64, .with = With::score, .local_bytes = 96},
+    {.name = "bwd_sm90_f16_d64_bias", .type = f16, .tile = tile_d64, .with = With::bias, .local_bytes = 160},
     {.name = "bwd_sm90_f16_d128", .type = f16, .tile = tile_d128},
-    {.name = "bwd_sm90_f16_d128_score", .type = f16, .tile = tile_d128, .score = true, .local_bytes = 32},
+    {.name = "bwd_sm90_f16_d128_score", .type = f16, .tile = tile_d128, .with = With::score, .local_bytes = 32},
+    {.name = "bwd_sm90_f16_d128_bias", .type = f16, .tile = tile_d128, .with = With::bias, .local_bytes = 64},
     {.name = "bwd_sm90_f16_d256", .type = f16, .tile = tile_d256},
-    {.name = "bwd_sm90_f16_d256_score", .type = f16, .tile = tile_d256, .score = true},
+    {.name = "bwd_sm90_f16_d256_score", .type = f16, .tile = tile_d256, .with = With::score},
+    {.name = "bwd_sm90_f16_d256_bias", .type = f16, .tile = tile_d256, .with = With::bias},
 };
 // clang-format on
 

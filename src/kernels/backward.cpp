@@ -39,9 +39,6 @@ BackwardRows backward_rows(const Problem& p) {
 }
 
 Status check_device_gradients(const BackwardProblem& b) {
-  if (b.wants(ATTN_GRAD_BIAS))
-    return unsupported(
-        "gradients has ATTN_GRAD_BIAS; accepted: the gradients of q, k, v and sinks");
   if (b.d_out_type != b.of.q_type)
     return unsupported("d_out_type is ", dtype_name(b.d_out_type), "; accepted: q's type, ",
                        dtype_name(b.of.q_type));
@@ -64,15 +61,16 @@ BackwardSpace backward_space(const BackwardProblem& b, size_t clear_bytes) {
   BackwardSpace space{};
   space.delta = space.lse2 + rows;
   space.sink_parts = space.delta + rows;
-  space.clear = space.sink_parts;
+  space.bias_parts = space.sink_parts;
   if (b.wants(ATTN_GRAD_SINKS))
-    space.clear += aligned_bytes(size_t(p.heads_q * sink_parts(p)) * sizeof(float));
+    space.bias_parts += aligned_bytes(size_t(p.heads_q * sink_parts(p)) * sizeof(float));
+  space.clear = space.bias_parts + aligned_bytes(bias_parts_bytes(b));
   space.end = space.clear + aligned_bytes(clear_bytes);
   return space;
 }
 
-Status add_prepare_steps(const BackwardProblem& b, const BackwardSpace& space, size_t clear_bytes,
-                         Recipe* recipe) {
+Status add_prepare_steps(const BackwardProblem& b, const DeviceInfo& device,
+                         const BackwardSpace& space, size_t clear_bytes, Recipe* recipe) {
   const Problem& p = b.of;
   const BackwardRows rows = backward_rows(p);
   const int64_t pairs = p.batch * p.heads_q, tiles = rows.tiles_of_sequence();
@@ -109,18 +107,19 @@ Status add_prepare_steps(const BackwardProblem& b, const BackwardSpace& space, s
                  .block = {attn_backward_threads, 1, 1}},
       .arguments = arguments_of<patch>(a),
   });
-  if (!b.wants(ATTN_GRAD_SINKS)) return {};
-  attn_backward_sinks_kernarg sinks{};
-  sinks.parts = offset_of<float>(space.sink_parts);
-  sinks.num_parts = sink_parts(p);
-  sinks.add = b.adds(ATTN_GRAD_SINKS);
-  recipe->steps.push_back({
-      .image = backward_sinks_image,
-      .static_shared_bytes = sizeof(double) * attn_backward_threads,
-      .launch = {.grid = {uint32_t(p.heads_q), 1, 1}, .block = {attn_backward_threads, 1, 1}},
-      .arguments = arguments_of<patch_sinks>(sinks),
-  });
-  return {};
+  if (b.wants(ATTN_GRAD_SINKS)) {
+    attn_backward_sinks_kernarg sinks{};
+    sinks.parts = offset_of<float>(space.sink_parts);
+    sinks.num_parts = sink_parts(p);
+    sinks.add = b.adds(ATTN_GRAD_SINKS);
+    recipe->steps.push_back({
+        .image = backward_sinks_image,
+        .static_shared_bytes = sizeof(double) * attn_backward_threads,
+        .launch = {.grid = {uint32_t(p.heads_q), 1, 1}, .block = {attn_backward_threads, 1, 1}},
+        .arguments = arguments_of<patch_sinks>(sinks),
+    });
+  }
+  return b.wants(ATTN_GRAD_BIAS) ? add_bias_steps(b, device, space, recipe) : Status{};
 }
 
 }  // namespace attn

@@ -10,52 +10,10 @@ namespace {
 
 using bwd_sm80::with_mask, bwd_sm80::with_score;
 
-attn_bwd_sm80_kernarg constants(const BackwardProblem& b, const BackwardSpace& space,
-                                const DeviceInfo& device) {
-  const Problem& p = b.of;
-  attn_bwd_sm80_kernarg a{};
-  a.lse2 = offset_of<const float>(space.lse2);
-  a.delta = offset_of<const float>(space.delta);
-  a.dq = gradient_array(b, ATTN_GRAD_Q);
-  a.dk = gradient_array(b, ATTN_GRAD_K);
-  a.dv = gradient_array(b, ATTN_GRAD_V);
-  set(a.q_stride, p.q_stride);
-  set(a.k_stride, b.kv().k_stride);
-  set(a.v_stride, b.kv().v_stride);
-  set(a.d_out_stride, b.d_out_stride);
-  std::copy_n(p.bias_stride, 4, a.bias_stride);
-  a.rows = backward_rows(p);
-  a.kv = kv_lengths(b.kv());
-  a.mask = p.range_mask();
-  if (p.has(ATTN_BLOCK_MASK)) a.block_mask = mask_arrays(p);
-  a.heads_q = int(p.heads_q);
-  a.heads_kv = int(p.heads_kv);
-  a.group = int(p.group());
-  a.head_dim = int(p.head_dim);
-  a.head_dim_v = int(p.head_dim_v);
-  a.bias_type = p.bias_type;
-  a.query_chunk = pairs_in_l2(p, 24 << 20, device);
-  a.key_chunk = std::max<unsigned>(1, a.query_chunk / unsigned(p.group()));
-  a.scale = p.scale;
-  a.log2_scale = log2_scale(p);
-  a.softcap = p.softcap;
-  return a;
-}
-
 void patch(const BackwardProblem& b, const BackwardArgs& args, void* workspace,
            attn_bwd_sm80_kernarg& a) {
-  const attn_segment_args kv = args.of.segment[0];
-  a.q = args.of.q;
-  a.k = kv.k;
-  a.v = kv.v;
-  a.d_out = args.d_out;
-  a.cu_seqlens_q = args.of.cu_seqlens_q;
-  a.bias = args.of.bias;
-  a.alibi_slopes = args.of.alibi_slopes;
+  patch_sm80_backward(b, args, workspace, &a);
   patch_gradients(b, args, &a.dq, &a.dk, &a.dv);
-  patch_lengths(kv, &a.kv);
-  if (b.of.has(ATTN_BLOCK_MASK)) patch_mask(b.of, args.of, &a.block_mask);
-  rebase(workspace, a.lse2, a.delta);
 }
 
 template <size_t i>
@@ -79,9 +37,12 @@ Status make_recipe(const BackwardProblem& b, const DeviceInfo& device, Recipe* r
     return unsupported("there are ", items_dv + items_dk + items_dq, " tiles of ", of_keys.rows,
                        " keys and ", of_queries.rows, " queries; accepted: up to ", max_grid);
   const BackwardSpace space = backward_space(b, 0);
-  ATTN_TRY(add_prepare_steps(b, space, 0, recipe));
+  ATTN_TRY(add_prepare_steps(b, device, space, 0, recipe));
   recipe->workspace = space.end;
-  attn_bwd_sm80_kernarg a = constants(b, space, device);
+  attn_bwd_sm80_kernarg a = sm80_backward_arguments(b, space, device);
+  a.dq = gradient_array(b, ATTN_GRAD_Q);
+  a.dk = gradient_array(b, ATTN_GRAD_K);
+  a.dv = gradient_array(b, ATTN_GRAD_V);
   a.items_dv = unsigned(items_dv);
   a.items_dk = unsigned(items_dk);
   a.items_dq = unsigned(items_dq);
@@ -115,6 +76,50 @@ constinit const std::array all_rows =
     });
 
 }  // namespace
+
+attn_bwd_sm80_kernarg sm80_backward_arguments(const BackwardProblem& b, const BackwardSpace& space,
+                                              const DeviceInfo& device) {
+  const Problem& p = b.of;
+  attn_bwd_sm80_kernarg a{};
+  a.lse2 = offset_of<const float>(space.lse2);
+  a.delta = offset_of<const float>(space.delta);
+  set(a.q_stride, p.q_stride);
+  set(a.k_stride, b.kv().k_stride);
+  set(a.v_stride, b.kv().v_stride);
+  set(a.d_out_stride, b.d_out_stride);
+  std::copy_n(p.bias_stride, 4, a.bias_stride);
+  a.rows = backward_rows(p);
+  a.kv = kv_lengths(b.kv());
+  a.mask = p.range_mask();
+  if (p.has(ATTN_BLOCK_MASK)) a.block_mask = mask_arrays(p);
+  a.heads_q = int(p.heads_q);
+  a.heads_kv = int(p.heads_kv);
+  a.group = int(p.group());
+  a.head_dim = int(p.head_dim);
+  a.head_dim_v = int(p.head_dim_v);
+  a.bias_type = p.bias_type;
+  a.query_chunk = pairs_in_l2(p, 24 << 20, device);
+  a.key_chunk = std::max<unsigned>(1, a.query_chunk / unsigned(p.group()));
+  a.scale = p.scale;
+  a.log2_scale = log2_scale(p);
+  a.softcap = p.softcap;
+  return a;
+}
+
+void patch_sm80_backward(const BackwardProblem& b, const BackwardArgs& args, void* workspace,
+                         attn_bwd_sm80_kernarg* a) {
+  const attn_segment_args kv = args.of.segment[0];
+  a->q = args.of.q;
+  a->k = kv.k;
+  a->v = kv.v;
+  a->d_out = args.d_out;
+  a->cu_seqlens_q = args.of.cu_seqlens_q;
+  a->bias = args.of.bias;
+  a->alibi_slopes = args.of.alibi_slopes;
+  patch_lengths(kv, &a->kv);
+  if (b.of.has(ATTN_BLOCK_MASK)) patch_mask(b.of, args.of, &a->block_mask);
+  rebase(workspace, a->lse2, a->delta);
+}
 
 std::span<const Kernel> sm80_backward_rows() {
   return all_rows;

@@ -1,5 +1,5 @@
 // The kernels bwd_sm90_*. They differ by type, by the largest head_dim they take, and
-// by what scores have: _score: softcap and ALiBi.
+// by what scores have: _score: softcap and ALiBi; _bias: a bias as well.
 #include "kernels/backward.h"
 #include "kernels/backward_sm90/backward_args.h"
 #include "kernels/backward_sm90/variants.h"
@@ -10,7 +10,7 @@
 namespace attn {
 namespace {
 
-using bwd_sm90::Tile;
+using bwd_sm90::Tile, bwd_sm90::With;
 
 // The family's arrays in the workspace.
 struct Space : BackwardSpace {
@@ -38,8 +38,11 @@ struct Space : BackwardSpace {
 
 // The order of dq's sums follows from the kind of mask alone, since dq's bits depend on it. Under a
 // window a block is done with a tile before the block before it gets there, however many they are.
+// Else a tile of 256 keys is fastest with groups of 2, by 2 to 9 %, and one of 128 keys with 8
+// (docs/log/2026-11-27_backward_bias.md).
 bwd_sm90::Order order(const Problem& p, const Tile& tile) {
-  return {p.has(ATTN_WINDOW) ? int(std::max<int64_t>(1, ceil_div(p.seqlen_kv, tile.keys()))) : 8};
+  if (p.has(ATTN_WINDOW)) return {int(std::max<int64_t>(1, ceil_div(p.seqlen_kv, tile.keys())))};
+  return {tile.keys() == 256 ? 2 : 8};
 }
 
 bwd_sm90::ItemList item_list(const Problem& p, const DeviceInfo& device, const Tile& tile) {
@@ -76,6 +79,11 @@ Status check(const BackwardProblem& b, const DeviceInfo& device, const Tile& til
   if (items > max_rows)
     return unsupported("batch * heads_q * ceil(seqlen_kv / ", tile.keys(), ") is ", items,
                        "; accepted: up to ", max_rows);
+  constexpr int64_t max_bias_stride = 1 << 27;  // 8 keys of it stay within 32 bits
+  for (const int n : {2, 3})
+    if (p.bias_type != ATTN_DTYPE_NONE && std::abs(p.bias_stride[n]) > max_bias_stride)
+      return unsupported("bias_stride[", n, "] is ", p.bias_stride[n], "; accepted: up to ",
+                         max_bias_stride, " in size");
   const bool packed = p.q_layout == ATTN_PACKED;
   const int64_t size[] = {packed ? p.total_q : p.seqlen_q, p.heads_q, packed ? 1 : p.batch};
   if (size[0] > max_rows)
@@ -90,6 +98,7 @@ void patch(const BackwardProblem& b, const BackwardArgs& args, void* workspace,
   patch_gradients(b, args, &a.dq, &a.dk, &a.dv);
   a.cu_seqlens_q = args.of.cu_seqlens_q;
   a.alibi_slopes = args.of.alibi_slopes;
+  a.bias = args.of.bias;
   patch_lengths(args.of.segment[0], &a.kv);
   rebase(workspace, a.lse2, a.delta, a.dq_sum, a.kv_sum, a.turn, a.kv_turn, a.taken);
   map_base[0] = args.of.q;
@@ -135,6 +144,10 @@ Step main_step(const char* image, const BackwardProblem& b, const DeviceInfo& de
     a.log2_scale = softcap * 1.44269504f;  // log2(e)
     a.into_softcap = std::clamp(p.scale / softcap, 1e-37f, 1e37f);
   }
+  std::copy_n(p.bias_stride, 2, a.bias_stride);
+  a.bias_query = int(p.bias_stride[2]);
+  a.bias_key = int(p.bias_stride[3]);
+  a.bias_type = p.bias_type;
   a.mask = p.range_mask();
   // Without items there are rows of dq to be cleared.
   const int64_t grid =
@@ -169,7 +182,7 @@ Status make_recipe(const BackwardProblem& b, const DeviceInfo& device, Recipe* r
   constexpr const bwd_sm90::Variant& variant = bwd_sm90::variants[i];
   ATTN_TRY(check(b, device, variant.tile));
   const Space space(b, variant.tile);
-  ATTN_TRY(add_prepare_steps(b, space, space.clear_bytes(), recipe));
+  ATTN_TRY(add_prepare_steps(b, device, space, space.clear_bytes(), recipe));
   recipe->workspace = space.bytes;
   recipe->steps.push_back(main_step(variant.name, b, device, variant.tile, space));
   return {};
@@ -177,9 +190,13 @@ Status make_recipe(const BackwardProblem& b, const DeviceInfo& device, Recipe* r
 
 constexpr Limits limits(const bwd_sm90::Variant& variant) {
   Limits limits = gradient_limits(attn_dtype(variant.type), variant.tile.head_dim);
-  if (variant.score) {
+  if (variant.with != With::nothing) {
     limits.flags |= ATTN_ALIBI;
     limits.features |= feature_softcap;
+  }
+  if (variant.with == With::bias) {
+    limits.features |= feature_bias;
+    limits.demanded_features |= feature_bias;
   }
   return limits;
 }

@@ -88,8 +88,6 @@ std::string compare_with_plain_operators(const BackwardCase& bc, const BackwardD
 
 // Whether the kernel, or all forward kernels, have declined the case, which hosts never may.
 bool declined(const Kernel& kernel, const BackwardRun& run);
-// Without the gradients that devices do not compute.
-BackwardCase for_kernel(const Kernel& kernel, BackwardCase bc);
 
 // Runs the case on those of the kernels that take it.
 void check_backward(const BackwardCase& bc, const std::vector<const Kernel*>& kernels);

@@ -1,6 +1,8 @@
 // Gradients: the reference against the formula and central differences, every kernel against the
 // formula.
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <memory>
 
@@ -297,6 +299,134 @@ TEST_CASE("backward: many blocks of keys on devices") {
     }
 }
 
+// d_bias with every choice of the dimensions that it sums over, and with every way in which the
+// bias itself repeats, over several tiles of queries and keys. Where few tiles of d_bias are left,
+// thread blocks share a sum.
+TEST_CASE("backward: the gradient of a bias on devices") {
+  uint64_t seed = 480;
+  for (unsigned sums = 0; sums < 16; ++sums) {
+    for (unsigned repeats = 0; repeats < 8; ++repeats) {
+      ++seed;
+      if (sums != 0 && repeats != (sums & 7)) continue;
+      if (sanitized && seed % 6) continue;
+      const int64_t dims[] = {64, 128, 40, 256};
+      Case c = shape("bias", 3, 4, seed % 2 ? 2 : 4, dims[seed % 4], 70 + int64_t(seed % 80),
+                     130 + int64_t(seed % 200));
+      const uint32_t flags[] = {0,
+                                ATTN_CAUSAL,
+                                ATTN_WINDOW,
+                                ATTN_CAUSAL | ATTN_SINKS,
+                                ATTN_CAUSAL_TOP_LEFT,
+                                ATTN_BLOCK_MASK,
+                                ATTN_ALIBI};
+      c.flags = flags[seed % 7];
+      if (c.has(ATTN_WINDOW)) c.window_left = 50, c.window_right = 20;
+      if (c.has(ATTN_BLOCK_MASK)) c.block_q = 64, c.block_k = 64;
+      if (seed % 5 == 0) c.softcap = 3;
+      if (seed % 3 == 0) c.segments[0].lengths = {int32_t(c.segments[0].capacity), 0, 77};
+      if (seed % 6 == 1) c.segments[0].layout = ATTN_PACKED, c.segments[0].lengths = {60, 5, 101};
+      c = with_type(c, seed / 4 % 2 ? ATTN_BF16 : ATTN_F16);
+      c.out_type = c.q_type;
+      c.bias_type = seed % 3 == 1 ? c.q_type : ATTN_F32;
+      c.bias_per_batch = !(repeats & 1), c.bias_per_head = !(repeats & 2);
+      c.bias_per_query = !(repeats & 4);
+      if (seed % 8 == 3) c.bias_key_stride = 2, c.bias_first = 3;
+      c.seed = seed;
+      BackwardCase bc = backward_of(c);
+      bc.d_lse = seed % 2;
+      if (seed % 5 < 3) bc.d_bias_type = ATTN_F32;
+      if (sums != 0 && sums != 15)
+        bc.sums = {(sums & 1) != 0, (sums & 2) != 0, (sums & 4) != 0, (sums & 8) != 0};
+      if (seed % 5 == 1) bc.accumulate = ATTN_GRAD_BIAS;
+      check_backward(bc, device_kernels());
+    }
+  }
+}
+
+// A key whose K or V is NaN, and which a bias hides from all queries but one, reaches the gradients
+// of that one; so does a query whose d_out is NaN and which sees one key only.
+TEST_CASE("backward: NaN stays with those whom a bias lets see it") {
+  for (const Kernel* kernel : device_kernels()) {
+    if (!(kernel->limits.features & feature_bias)) continue;
+    for (const char* what : {"k", "v", "d_out"}) {
+      const bool of_key = what[0] != 'd';
+      Case c = shape("nan", 1, 2, 1, kernel->limits.head_dim.max, 400, 600);
+      c = with_type(c, float_type_of(*kernel));
+      c.out_type = c.q_type;
+      c.bias_type = ATTN_F32;
+      if (kernel->limits.demands & ATTN_BLOCK_MASK) c.flags |= ATTN_BLOCK_MASK;
+      c.block_q = c.block_k = 64;
+      c.mask_kinds = {ATTN_BLOCK_FULL};
+      const BackwardCase bc = backward_of(c);
+      BackwardData data = make_backward_data(bc);
+      Data& of = data.forward;
+      const int64_t row = 330, key = 130;
+      float* const bias = of.bias.as<float>();
+      const int64_t at = of.bias_stride[1] + row * of.bias_stride[2];  // of head 1
+      for (int64_t n = key; of_key && n < 2 * of.bias_stride[1]; n += of.bias_stride[2])
+        bias[n] = -INFINITY;
+      for (int64_t j = 0; !of_key && j < c.capacity(); ++j) bias[at + j] = -INFINITY;
+      bias[at + key] = 0;
+      if (of_key) {
+        SegmentData& kv = of.segments[0];
+        const View& view = what[0] == 'k' ? kv.k_view : kv.v_view;
+        encode_element(view.type, (what[0] == 'k' ? kv.k : kv.v).data(), view.at(0, key, 0) + 3,
+                       NAN, false);
+        (what[0] == 'k' ? of.k_real : of.v_real)[size_t(key)][3] = NAN;
+      } else {
+        encode_element(data.d_out_view.type, data.d_out.data(), data.d_out_view.at(0, row, 1) + 3,
+                       NAN, false);
+        data.d_out_real[size_t(c.seqlen_q + row)][3] = NAN;
+      }
+      const BackwardRun run = run_backward(backend_of(kernel->backend), bc, data, kernel->name);
+      if (declined(*kernel, run)) continue;
+      INFO(kernel->name << " " << what);
+      REQUIRE(run.got.error == "");
+      const BackwardTruth want = formula_backward(bc, data, run.forward);
+      // Blocks have up to 128 queries and 256 keys. The out of a query that sees V is NaN, and then
+      // dv of all keys that the query sees may be.
+      size_t wrong = 0, missing = 0;
+      const auto check = [&](const std::vector<double>& got, const std::vector<double>& exact,
+                             int64_t rows, int64_t width, int64_t place, int64_t block) {
+        for (size_t n = 0; n < got.size(); ++n) {
+          const int64_t here = int64_t(n) / width % rows;
+          if (std::isnan(exact[n]))
+            missing += !std::isnan(got[n]);
+          else if (here / block != place / block)
+            wrong += std::isnan(got[n]);
+        }
+      };
+      check(run.got.dq, want.exact.dq, c.seqlen_q, c.head_dim, row, 128);
+      check(run.got.dk, want.exact.dk, c.capacity(), c.head_dim, key, 256);
+      check(run.got.dv, want.exact.dv, c.capacity(), c.head_dim_v, key,
+            what[0] == 'v' ? c.capacity() : 256);
+      check(run.got.d_bias, want.exact.d_bias, c.seqlen_q, c.capacity(), row, 1);
+      CHECK(wrong == 0);
+      CHECK(missing == 0);
+    }
+  }
+}
+
+// As frameworks hide keys, here all of them. P has no right bits then, but is finite.
+TEST_CASE("backward: a bias of the lowest number leaves gradients finite on devices") {
+  for (const Kernel* kernel : device_kernels()) {
+    if (!(kernel->limits.features & feature_bias)) continue;
+    Case c = shape("lowest", 1, 2, 1, kernel->limits.head_dim.max, 100, 150);
+    c = with_type(c, float_type_of(*kernel));
+    c.out_type = c.q_type;
+    c.bias_type = ATTN_F32;
+    c.bias_value = std::numeric_limits<float>::lowest();
+    const BackwardCase bc = backward_of(c);
+    const BackwardRun run =
+        run_backward(backend_of(kernel->backend), bc, make_backward_data(bc), kernel->name);
+    if (declined(*kernel, run)) continue;
+    INFO(kernel->name);
+    REQUIRE(run.got.error == "");
+    for (const auto* all : {&run.got.dq, &run.got.dk, &run.got.dv, &run.got.d_bias})
+      CHECK(std::all_of(all->begin(), all->end(), [](double x) { return std::isfinite(x); }));
+  }
+}
+
 TEST_CASE("backward: gradients are added to what is there") {
   for (const attn_dtype type : {ATTN_F32, ATTN_BF16}) {
     for (uint32_t gradients = 1; gradients < 32; ++gradients) {
@@ -533,11 +663,6 @@ BackwardCase random_on_devices(uint64_t seed) {
   if (c.bias_type) c.bias_type = narrow_bias ? type : ATTN_F32;
   c.out_type = draw.chance(4) ? ATTN_F32 : type;
   bc.d_out_type = type;
-  bc.d_bias_type = ATTN_DTYPE_NONE;
-  bc.gradients &= ~uint32_t(ATTN_GRAD_BIAS);
-  if (bc.gradients == 0) bc.gradients = ATTN_GRAD_Q;
-  bc.accumulate &= bc.gradients;
-  bc.sums.reset();
   c.flags &= ~uint32_t(ATTN_BIAS_SLOPES);
   for (Arrange* arrange : {&c.q_arrange, &c.out_arrange, &c.segments[0].arrange})  // of forward too
     if (*arrange == Arrange::reversed || *arrange == Arrange::flipped) *arrange = Arrange::padded;
@@ -550,7 +675,11 @@ BackwardCase random_on_devices(uint64_t seed) {
 }
 
 TEST_CASE("backward: random problems on devices") {
-  for (uint64_t seed = 7000; seed < 7200 && !device_kernels().empty(); ++seed)
+  for (uint64_t seed = 7000; seed < 7100 && !device_kernels().empty(); ++seed)
+    check_backward(random_on_devices(seed), device_kernels());
+}
+TEST_CASE("backward: random problems on devices, the second hundred") {
+  for (uint64_t seed = 7100; seed < 7200 && !device_kernels().empty(); ++seed)
     check_backward(random_on_devices(seed), device_kernels());
 }
 
@@ -587,7 +716,7 @@ TEST_CASE("backward: as exact as plain operators") {
 // Runs the kernel under each limit of multiprocessors, and checks that bits are equal, unless it
 // declines.
 void check_equal_bits(const Kernel& kernel, BackwardCase bc, const BackwardData& data,
-                      std::initializer_list<int> max_sms) {
+                      const std::vector<int>& max_sms) {
   std::vector<unsigned char> first;
   for (const int most : max_sms) {
     bc.c.max_sms = most;
@@ -616,6 +745,22 @@ TEST_CASE("backward: equal bits in every run on devices") {
   }
 }
 
+TEST_CASE("backward: equal bits in 100 runs with a bias") {
+  for (const int64_t dim : {64, 128, 256}) {
+    Case c = shape("bias", 2, 4, 2, dim, 300, 700);
+    c = with_type(c, dim == 128 ? ATTN_F16 : ATTN_BF16);
+    c.out_type = c.q_type;
+    c.bias_type = ATTN_F32;
+    c.bias_per_batch = c.bias_per_head = dim == 64;
+    c.bias_per_query = dim != 256;
+    const BackwardCase bc = backward_of(c);
+    const BackwardData data = make_backward_data(bc);
+    std::vector<int> max_sms(100);
+    for (size_t n = 0; n < 100; n += 5) max_sms[n] = int(n) + 2;
+    for (const Kernel* kernel : device_kernels()) check_equal_bits(*kernel, bc, data, max_sms);
+  }
+}
+
 // More items than multiprocessors, and several groups of blocks that add to a tile of dq.
 TEST_CASE("backward: equal bits on any number of multiprocessors") {
   for (const int64_t dim : {64, 128, 256}) {
@@ -629,6 +774,37 @@ TEST_CASE("backward: equal bits on any number of multiprocessors") {
       for (const Kernel* kernel : device_kernels())
         if (!kernel->limits.demands && kernel->limits.head_dim.max <= std::max<int64_t>(dim, 128))
           check_equal_bits(*kernel, bc, data, {0, 7, 40, 100, 0, 0, 2, 1});  // pairs decline 1
+    }
+  }
+}
+
+TEST_CASE("backward: equal bits on every device") {
+  std::vector<std::unique_ptr<Backend>> devices;
+  for (int n = 0; !device_kernels().empty() && !stand_in(); ++n) {
+    auto device = std::make_unique<Backend>(ATTN_BACKEND_CUDA, 0, n);
+    if (!device->context) break;
+    devices.push_back(std::move(device));
+  }
+  if (devices.size() < 2) ATTN_SKIP("it needs several CUDA devices");
+  std::printf("%d CUDA devices\n", int(devices.size()));
+  for (const int64_t dim : {64, 128, 256}) {
+    for (const bool biased : {false, true}) {
+      Case c = shape("devices", 2, 4, 2, dim, 500, 900);
+      c.flags = ATTN_CAUSAL | ATTN_SINKS;
+      c = with_type(c, ATTN_BF16);
+      c.out_type = c.q_type;
+      if (biased) c.bias_type = ATTN_F32, c.bias_per_batch = false;
+      const BackwardCase bc = backward_of(c);
+      const BackwardData data = make_backward_data(bc);
+      for (const Kernel* kernel : device_kernels()) {
+        if (kernel->backend != ATTN_BACKEND_CUDA) continue;
+        const BackwardRun first = run_backward(*devices[0], bc, data, kernel->name);
+        if (declined(*kernel, first)) continue;
+        INFO(kernel->name << " " << describe(bc));
+        REQUIRE(first.got.error == "");
+        for (size_t n = 1; n < devices.size(); ++n)
+          CHECK((run_backward(*devices[n], bc, data, kernel->name).got.bits == first.got.bits));
+      }
     }
   }
 }

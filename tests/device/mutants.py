@@ -38,6 +38,8 @@ BACKWARD = "bwd_sm80_bf16_d64"
 BACKWARD_90 = "bwd_sm90_bf16_d64"
 BACKWARD_90_SCORE = "bwd_sm90_bf16_d64_score"
 BACKWARD_90_PAIR = "bwd_sm90_bf16_d256"
+BACKWARD_90_BIAS = "bwd_sm90_bf16_d64_bias"
+BACKWARD_BIAS = "bwd_sm80_bf16_d64_score"
 LISTS = "lists_cuda"
 LATENT = "mla_sm90_bf16_d576_r64_pages"
 SHARDS = "shards_cuda"
@@ -55,6 +57,10 @@ SOURCES = {SHARDS: ["merge/accumulate_cuda.cu", "merge/wait_cuda.cu", "stubs/fwd
                          "stubs/fwd_sm80_bf16_d64.cu"],
            BACKWARD_90_PAIR: ["backward/bwd_prepare_cuda.cu", "backward/bwd_sinks_cuda.cu", "stubs/bwd_sm90_bf16_d256.cu",
                               "stubs/fwd_sm80_bf16_d256.cu"],
+           BACKWARD_BIAS: ["backward/bwd_prepare_cuda.cu", "backward/bwd_sinks_cuda.cu", "backward_sm80/bwd_bias_cuda.cu",
+                           "stubs/bwd_sm80_bf16_d64_score.cu", "stubs/fwd_sm80_bf16_d64_score.cu"],
+           BACKWARD_90_BIAS: ["backward/bwd_prepare_cuda.cu", "backward/bwd_sinks_cuda.cu", "backward_sm80/bwd_bias_cuda.cu",
+                              "stubs/bwd_sm90_bf16_d64_bias.cu", "stubs/fwd_sm80_bf16_d64_score.cu"],
            BACKWARD_90_SCORE: ["backward/bwd_prepare_cuda.cu", "backward/bwd_sinks_cuda.cu", "stubs/bwd_sm90_bf16_d64_score.cu",
                                "stubs/fwd_sm80_bf16_d64.cu", "stubs/fwd_sm80_bf16_d64_score.cu"]}
 TESTS = {SHARDS: ["cuda: results are added*,cuda: segments are read*"],
@@ -75,6 +81,8 @@ TESTS = {SHARDS: ["cuda: results are added*,cuda: segments are read*"],
          BACKWARD: ["backward: every option on devices,backward: random problems on devices"],
          BACKWARD_90: ["backward: every option on devices,backward: random problems on devices,backward: many blocks*,backward: equal bits*"],
          BACKWARD_90_PAIR: ["backward: every option on devices,backward: random problems on devices,backward: many blocks*,backward: equal bits*"],
+         BACKWARD_BIAS: ["backward: the gradient of a bias*"],
+         BACKWARD_90_BIAS: ["backward: the gradient of a bias*,backward: NaN stays with those whom*"],
          BACKWARD_90_SCORE: ["backward: every option on devices,backward: many blocks*"],
          DEQUANTISED: ["blocks: values are*,blocks: random segments of any types*"]}
 # kernel, mistake, file, text, what it becomes; of several edits tuples of these
@@ -202,7 +210,7 @@ MUTANTS = [
      "a[i][2 * step + 1] = pair_of_lower<8>(both, high ^ 0x00080008);\n        a[i][2 * step] = pair_of_upper<8>(both, high ^ 0x00800080);"),
     (BLOCKS, "the last sequence's scales", "decode/own_load.cuh", "segment == at.segment && b == at.b &&",
      "segment == at.segment &&"),
-    (BACKWARD, "lse in nats", "backward/bwd_prepare_cuda.cu", "lse * log2_e", "lse"),
+    (BACKWARD, "lse in nats", "backward/bwd_prepare_cuda.cu", "lowest) * log2_e", "lowest)"),
     (BACKWARD, "the sign of d_lse", "backward/bwd_prepare_cuda.cu", "sum - d_lse", "sum + d_lse"),
     (BACKWARD, "d_sinks without its last tile", "backward/bwd_sinks_cuda.cu", "i < a.num_parts", "i < a.num_parts - 1"),
     (BACKWARD, "rows of nobody kept", "backward/bwd_prepare_cuda.cu", "clear(end_of(batch - 1) + worker,",
@@ -240,6 +248,23 @@ MUTANTS = [
     (BACKWARD_90_SCORE, "ALiBi of the neighbouring query", "backward_sm90/consumer.cuh", "float(8 * j + i - 8 * half)", "float(8 * j + 1 - i - 8 * half)"),
     (BACKWARD_90_SCORE, "ALiBi from where the sequences begin", "backward_sm90/consumer.cuh",
      "first_key() + item.sequence.keys - item.sequence.queries", "first_key()"),
+    (BACKWARD_BIAS, "d_bias of the neighbouring query", "backward_sm80/bwd_bias_cuda.cu", "rows * tile[2] + r,", "rows * tile[2] + (r ^ 1),"),
+    (BACKWARD_BIAS, "the last batch entry left out of a sum", "backward_sm80/bwd_bias_cuda.cu", "const long long end = a.sums.begin(part + 1);",
+     "const long long end = a.sums.begin(part + 1) - (part + 1 == a.sums.parts && a.sums.summed[0] > 1 ? 1 : 0);"),
+    (BACKWARD_BIAS, "the last part of a sum left out", "backward_sm80/bwd_bias_cuda.cu", "part < a.sums.parts; ++part", "part < a.sums.parts - 1; ++part"),
+    (BACKWARD_BIAS, "the last query of a tile left out of a sum", "backward_sm80/bwd_bias_cuda.cu", "r < rows; ++r", "r < rows - 1; ++r"),
+    (BACKWARD_BIAS, "half of ds", "backward_sm80/bwd_bias_cuda.cu", "p * (dp[n][2 * half + i]", "0.5f * p * (dp[n][2 * half + i]"),
+    (BACKWARD_BIAS, "delta of the neighbouring row", "backward_sm80/bwd_bias_cuda.cu", "exists ? a.delta[at] : 0", "exists ? a.delta[at ^ 1] : 0"),
+    (BACKWARD_BIAS, "what is there lost", "backward_sm80/bwd_bias_cuda.cu", "if (a.add) x +=", "if (false) x +="),
+    (BACKWARD_BIAS, "not waiting for the other warps", "backward_sm80/bwd_bias_cuda.cu", "      ptx::cp_async_wait<ahead - 1>();\n      __syncthreads();",
+     "      ptx::cp_async_wait<ahead - 1>();"),
+    (BACKWARD_90_BIAS, "the bias of the neighbouring query", "backward_sm90/consumer.cuh", "min(bias.query + 8 * (first + j) + i, bias.last)",
+     "min(bias.query + 8 * (first + j) + 1 - i, bias.last)"),
+    (BACKWARD_90_BIAS, "the bias of the first batch entry", "backward_sm90/consumer.cuh", "item.b * a.bias_stride[0] +", ""),
+    (BACKWARD_90_BIAS, "K that a bias hides kept", "backward_sm90/load.cuh", "lanes >> 8 * r & 0xff", "false"),
+    (BACKWARD_90_BIAS, "a NaN that is seen taken as 0", "backward_sm90/consumer.cuh", "bit ? __int_as_float(0x7fffffff) : 0.f", "0.f"),
+    (BACKWARD_90_BIAS, "queries that a bias hides kept", "backward_sm90/load.cuh", "if constexpr (biased) clear_poisoned_queries<tile>(c, shared, s);", ""),
+    (BACKWARD_90_BIAS, "V that a bias hides kept", "backward_sm90/consumer.cuh", "if (biased && s[4 * j + i] == 0) x = 0;", ""),
     (DEQUANTISED, "the scale of the neighbouring block", "cache/dequantise_sm90.cu",
      "const float d = load_half(halves),",
      "const float d = load_half(halves + (at / 32 % 2 ? -1 : 1) * layout.size() / 2),"),

@@ -438,13 +438,24 @@ class Cuda(Case):
         for s, g in zip(sums, (dq, dk, dv)):
             self.close(s.cpu(), 1 + g.double().cpu(), 2e-2)
 
+    def test_bias(self):
+        """A float mask has a gradient, of every shape that it may have, and the same bits every time."""
+        q, k, v = (self.tensor(2, 4, n, 64) for n in (90, 130, 130))
+        for shape in ((90, 130), (1, 4, 90, 130), (2, 1, 90, 130), (2, 1, 1, 130), (2, 4, 90, 130), (4, 1, 130)):
+            mask = self.tensor(*shape)
+            for hidden in (torch.zeros(90, 130), torch.ones(90, 130).tril(20).log()):
+                call = lambda attention: lambda q, k, v, m: attention(q, k, v, attn_mask=m + hidden.to(m))
+                with self.subTest(shape=shape, hides=bool(hidden.isinf().any())):
+                    self.same(call(sdpa), call(F.scaled_dot_product_attention), q, k, v, mask)
+                    leaves = [x.detach().requires_grad_() for x in (q, k, v, mask)]
+                    first, again = (torch.autograd.grad(call(sdpa)(*leaves), leaves, q) for _ in range(2))
+                    for x, y in zip(first, again):
+                        self.assertTrue(torch.equal(x, y))
+
     def test_refused(self):
         q = self.tensor(2, 4, 9, 64)
-        leaf = q.clone().requires_grad_()
         self.refuses(attn.Unsupported, "q is float32 where q, k or v requires grad; accepted: q's type, float16 or bfloat16", sdpa,
                      q.float().requires_grad_(), q.float(), q.float())
-        self.refuses(attn.Unsupported, "bias requires grad in memory of cuda; accepted: one that does not", sdpa, leaf, q, q,
-                     self.tensor(9, 9).requires_grad_())
 
 
 if __name__ == "__main__":

@@ -334,7 +334,9 @@ TEST_CASE("backward: the kernels of CUDA") {
   s.forward.flags &= ~uint32_t(ATTN_BLOCK_MASK);
   s.forward.bias_type = ATTN_BF16;
   s.problem.gradients = ATTN_GRAD_BIAS;
-  has("gradients has ATTN_GRAD_BIAS; accepted: the gradients of q, k, v and sinks (bwd_sm80_");
+  has("bwd_sm90_bf16_d256_bias");
+  s.forward.bias_type = ATTN_F16;
+  has("bwd_sm80_bf16_d256_score");
 }
 
 TEST_CASE("backward: nothing to do") {

@@ -13,7 +13,7 @@ def wants_grad(*tensors):
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
-def need_backward(q, k, v, bias, **others):
+def need_backward(q, k, v, **others):
     """Refuses what has no gradients, before forward computes anything. others: arguments of forward that must not be given."""
     device = "cpu" if q.device.type == "meta" else q.device.type
     if device == "cuda" and torch.version.hip or device not in _TYPES:
@@ -24,8 +24,6 @@ def need_backward(q, k, v, bias, **others):
         if x.dtype not in types or x.dtype != q.dtype:
             raise Unsupported(f"{name} is {str(x.dtype)[6:]} where q, k or v requires grad; accepted: q's type, "
                               f"{' or '.join(str(t)[6:] for t in types)}")
-    if device == "cuda" and wants_grad(bias):
-        raise Unsupported("bias requires grad in memory of cuda; accepted: one that does not, its gradient is computed on the CPU alone")
     for name, x in others.items():
         if x is not None:
             raise InvalidArgument(f"{name} is given where q, k or v requires grad; accepted: None")
@@ -108,7 +106,7 @@ class Forward(torch.autograd.Function):
 def forward_with_grad(*arguments):
     (q, k, v, bias, alibi_slopes, sinks, tree, seqlens_kv, cu_seqlens_q, cu_seqlens_kv, block_table, q_descale, k_descale,
      v_descale, *rest) = arguments
-    need_backward(q, k, v, bias, tree=tree, block_table=block_table, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    need_backward(q, k, v, tree=tree, block_table=block_table, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     if wants_grad(alibi_slopes):
         raise InvalidArgument("alibi_slopes requires grad; accepted: slopes that do not, they have no gradient")
     return Forward.apply(*arguments)
@@ -135,5 +133,5 @@ class Sdpa(torch.autograd.Function):
 
 
 def sdpa_with_grad(query, key, value, attn_mask, *rest):
-    need_backward(query, key, value, attn_mask)
+    need_backward(query, key, value)
     return Sdpa.apply(query, key, value, attn_mask, *rest)

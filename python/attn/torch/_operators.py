@@ -19,7 +19,7 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
             cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, q_descale=None, k_descale=None, v_descale=None, return_lse=False):
     """attn.forward for one segment, without block masks and out=. In compiled code it is the operator torch.ops.attn.forward.
 
-    Where q, k, v, bias or sinks requires grad, autograd records the call: tensors of the CPU or, without bias's gradient, of CUDA, q, k and v of one type, no tree, pages and
+    Where q, k, v, bias or sinks requires grad, autograd records the call: tensors of the CPU or of CUDA, q, k and v of one type, no tree, pages and
     descales. lse has a gradient too. There is no second derivative."""
     if traced(q) or wants_grad(q, k, v, bias, alibi_slopes, sinks):
         tensors = (q, k, v, bias, alibi_slopes, sinks, tree, seqlens_kv, cu_seqlens_q, cu_seqlens_kv, block_table, q_descale,
