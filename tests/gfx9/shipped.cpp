@@ -756,6 +756,22 @@ std::vector<Forward> masked_forwards() {
   all.back().block_q = all.back().block_k = 128;
   all.back().kinds = {3, 2, 1, 0, 3, 1, 2};
 
+  // Each kind of tile comes after a PARTIAL one that is even or odd in the walk, and ends an even
+  // or an odd walk, with weights that count in all head dims.
+  for (const size_t columns : {28, 29}) {
+    all.push_back(
+        {.dim = largest, .dim_v = largest, .seqlen_q = 128, .seqlen_kv = 64 * int64_t(columns)});
+    all.back().scale = columns == 28 ? 1e-4f : 0.02f;
+    all.back().kinds.resize(2 * columns);
+    for (size_t column = 0; column < columns; ++column) {
+      const bool partial = column == 0 || rng() % 2;
+      const unsigned rows = column == 0 ? 3 : 1 + rng() % 3;
+      for (const size_t row : {0, 1})
+        if (rows >> row & 1)
+          all.back().kinds[row * columns + column] = partial ? ATTN_BLOCK_PARTIAL : ATTN_BLOCK_FULL;
+    }
+  }
+
   // PARTIAL tiles alone, even and odd ones, while no maximum grows.
   all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 40, .seqlen_kv = 520});
   all.back().kinds = {3};
