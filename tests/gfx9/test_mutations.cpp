@@ -96,6 +96,8 @@ Count try_all(const Subject& kernel, std::vector<Mutation> mutations) {
   Count count;
   for (const Mutation& mutation : mutations) {
     if (text && mutation.text.find(text) == mutation.text.npos) continue;
+    if (sample && count.total > 0 && count.total % 10 == 0)  // a run may be stopped early
+      std::cout << kernel.name << ": of " << count.total << " " << count.noticed << std::endl;
     ++count.total;
     if (is_noticed(kernel, mutation) || is_reported_by_llvm(kernel.name, mutation)) {
       ++count.noticed;
