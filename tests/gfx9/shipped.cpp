@@ -897,7 +897,7 @@ std::vector<Forward> scored_forwards() {
 std::vector<Forward> biased_forwards() {
   std::vector<Forward> all;
   for (const attn_dtype type : {ATTN_F32, ATTN_F16}) {
-    all.push_back({.dim = largest, .dim_v = 80, .seqlen_q = 300, .seqlen_kv = 520});
+    all.push_back({.dim = largest, .dim_v = 112, .seqlen_q = 300, .seqlen_kv = 520});
     all.back().batch = all.back().group = 2;
     all.back().flags = type == ATTN_F32 ? uint32_t(ATTN_CAUSAL) : 0u;
     all.back().scale = 0.05f;
@@ -908,7 +908,7 @@ std::vector<Forward> biased_forwards() {
   all.back().bias = all.back().single = true;
   // Keys hidden from all in the first tile of the walk, and in the last.
   for (const uint32_t flags : {0u, uint32_t(ATTN_WINDOW)}) {
-    all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 64, .seqlen_kv = 250});
+    all.push_back({.dim = 64, .dim_v = largest, .seqlen_q = 64, .seqlen_kv = 250});
     all.back().bias = true;
     all.back().flags = flags;
     all.back().left = 100;
@@ -968,7 +968,7 @@ std::vector<Forward> forwards_in_16_bits() {
   all.back().seqlens = {0};
   all.back().out_type = ATTN_BF16;
   for (const attn_dtype out_type : {ATTN_F32, ATTN_F16, ATTN_BF16})
-    for (const int64_t dim_v : {8, 40, 72, 104}) {
+    for (const int64_t dim_v : {int64_t{8}, int64_t{40}, int64_t{72}, int64_t{104}, largest}) {
       all.push_back({.dim = 24, .dim_v = dim_v, .seqlen_q = 40, .seqlen_kv = 30});
       all.back().out_type = out_type;
       all.back().nan_v = dim_v == 40 || dim_v == 104;
