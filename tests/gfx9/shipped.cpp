@@ -1164,8 +1164,9 @@ ShippedRun run_problem(const std::string& name, const MakeProblem& make,
     if (cls != Wait && cls != Nop && cls != Barrier) result.work += report.counters.instructions[c];
   }
   if (options.trace && result.fault.empty())
-    result.clocks =
-        gfx9emu::run_model(gfx9emu::model_waves(object.program(), report.traces), {}).clocks;
+    result.clocks = gfx9emu::run_model(gfx9emu::model_waves(object.program(), report.traces),
+                                       gfx9emu::ModelSettings(object.arch()))
+                        .clocks;
   for (const auto& trace : report.traces) {
     for (const gfx9emu::TraceEntry& e : trace) result.executed.insert(e.inst);
   }
