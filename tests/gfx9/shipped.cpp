@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "asm/gfx942/forward_args.h"
+#include "asm/gfx942/prepare_args.h"
 #include "gfx9/maker.h"
 #include "gfx9emu/model.h"
 #include "kernels/gfx942_convert.h"
@@ -224,6 +225,7 @@ struct Forward {
   bool uneven = false;      // of q: every other row is 2^14 times less
   std::vector<int64_t> more_segments = {};  // keys of those behind the first
   std::vector<float> v_factors = {};        // of tiles, from the last one on, over and over
+  bool backwards = false;  // of prepare_*: negative strides, which only the kernel takes
 };
 
 // Codes of rows of `dim`, now and then of larger values, so that maxima move. If wanted, 16 rows of
@@ -435,6 +437,22 @@ std::vector<uint8_t> direct_rows(Maker& m, const Forward& f, int64_t tokens, int
   return all;
 }
 
+// The last sequence and head of K and V first: all 64 bits of their offsets count.
+void turn_around(const Forward& f, std::vector<std::byte>* kernarg) {
+  attn_gfx942_prepare_kernarg a;
+  const size_t bytes = std::min(sizeof a, kernarg->size());
+  std::memcpy(&a, kernarg->data(), bytes);
+  attn_gfx942_kv_segment& segment = a.segment[0];
+  const auto turn = [&](const void** first, long long* strides) {
+    *first = static_cast<const char*>(*first) + (f.batch - 1) * strides[0];
+    *first = static_cast<const char*>(*first) + (f.heads_kv - 1) * strides[2];
+    strides[0] *= -1, strides[2] *= -1;
+  };
+  turn(&segment.k, segment.k_stride);
+  turn(&segment.v, segment.v_stride);
+  std::memcpy(kernarg->data(), &a, bytes);
+}
+
 ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string& kernel,
                                bool prepare, int64_t most_dim, Forward f) {
   if (const auto type = type_in(kernel)) {
@@ -564,6 +582,7 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
     segment_args.k = tensor(rows, in.head_dim, f.kv_type);
     segment_args.v = tensor(rows, in.head_dim_v, f.kv_type);
     fill(recipe.steps[0], p, &args, m.output(workspace), &m.problem);
+    if (f.backwards) turn_around(f, &m.problem.kernarg);
     return std::move(m.problem);
   }
   args.out = m.output(size_t(rows_q * in.heads_q * in.head_dim_v) * dtype_bytes(f.out_type));
@@ -1048,6 +1067,9 @@ std::vector<MakeProblem> prepare_problems(const std::string& prepare) {
     const std::string type = prepare == "prepare_gfx942_fp8" ? "fp8" : "bf16";
     const std::string kernel = "fwd_gfx942_" + type + "_d" + std::to_string(dim);
     std::vector<Forward> list = forwards();
+    list.push_back({.dim = dim, .dim_v = dim, .seqlen_q = 1, .seqlen_kv = 130});
+    list.back().batch = list.back().heads_kv = 3;
+    list.back().backwards = true;
     // Sequences that end in each of the 16 keys of a thread.
     for (int64_t keys = 1; keys < 16; ++keys)
       list.push_back({.dim = dim, .dim_v = dim, .seqlen_q = 1, .seqlen_kv = keys});
