@@ -426,7 +426,7 @@ std::vector<uint8_t> bias(Maker& m, size_t rows, int64_t seqlen_kv, attn_dtype t
 // K or V of _direct, in rows of 128 codes. Keys of padded sequences that no query sees are NaN.
 std::vector<uint8_t> direct_rows(Maker& m, const Forward& f, int64_t tokens, int64_t heads) {
   constexpr int64_t dim = 128;
-  std::vector<uint8_t> all = codes(m, size_t(tokens * heads * dim), dim, f.kv_type, f.nan);
+  std::vector<uint8_t> all = codes(m, size_t(tokens * heads * dim), dim, f.kv_type, false);
   const int64_t seen = f.flags & ATTN_CAUSAL_TOP_LEFT ? f.seqlen_q : f.seqlen_kv;
   for (int64_t token = 0; f.lengths_kv.empty() && token < tokens; ++token) {
     const size_t b = size_t(token / f.seqlen_kv);
@@ -588,8 +588,11 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
   args.out = m.output(size_t(rows_q * in.heads_q * in.head_dim_v) * dtype_bytes(f.out_type));
   args.lse = f.want_lse ? static_cast<float*>(m.output(size_t(rows_q * in.heads_q) * 4)) : nullptr;
   if (direct) {
-    for (const void** rows : {&segment_args.k, &segment_args.v})
-      *rows = m.input(direct_rows(m, f, rows_kv, in.heads_kv));
+    segment_args.k = m.input(direct_rows(m, f, rows_kv, in.heads_kv));
+    std::vector<uint8_t> v = direct_rows(m, f, rows_kv, in.heads_kv);
+    for (size_t d = 0; f.nan_v && d < 128; ++d)
+      if (hidden(int(d))) v[5 * size_t(in.heads_kv) * 128 + d] = 0x7f;
+    segment_args.v = m.input(v);
     fill(recipe.steps[0], p, &args, nullptr, &m.problem);
     return std::move(m.problem);
   }
@@ -631,6 +634,14 @@ std::vector<Forward> forwards() {
   all.back().out_type = ATTN_BF16;
   all.back().descale = ATTN_DESCALE_TENSOR;
   all.back().scale = -0.05f;
+
+  // All weights count in tiles that hide keys, and beside rows that are NaN.
+  for (const bool nan : {false, true}) {
+    all.push_back({.dim = largest, .dim_v = largest, .seqlen_q = 250, .seqlen_kv = 330});
+    all.back().flags = ATTN_CAUSAL;
+    all.back().scale = 0.02f;
+    all.back().nan = nan;
+  }
 
   all.push_back({.dim = 48, .dim_v = 80, .seqlen_q = 70, .seqlen_kv = 200});
   all.back().batch = all.back().group = all.back().heads_kv = 2;
@@ -1003,7 +1014,7 @@ std::vector<Forward> forwards_in_fp8(bool masked) {
     all.push_back({.dim = largest, .dim_v = largest, .seqlen_q = 70, .seqlen_kv = 130});
     all.back().flags = ATTN_OUT_SCALE;
     all.back().out_type = out_type;
-    all.back().nan = out_type == ATTN_F8_E5M2;
+    all.back().nan = true;
     // Results of both signs that become 0.
     all.push_back(all.back());
     all.back().out_scale = out_type == ATTN_F8_E5M2 ? 0x1p-17f : 0x1p-10f;
@@ -1020,10 +1031,13 @@ std::vector<Forward> forwards_in_fp8(bool masked) {
   all.back().batch = 2;
   all.back().cu_seqlens_q = {5, 25, 70};
   all.back().out_type = ATTN_F8_E4M3FN;
-  all.push_back({.dim = largest, .dim_v = 80, .seqlen_q = 150, .seqlen_kv = 500});
-  all.back().batch = 2;
-  all.back().flags = ATTN_CAUSAL;
-  all.back().paged = true;
+  // Pages, of which the walk's first tile lacks some keys, and lacks none (set_missing).
+  for (const int64_t keys : {500, 190}) {
+    all.push_back({.dim = largest, .dim_v = 80, .seqlen_q = 150, .seqlen_kv = keys});
+    all.back().batch = 2;
+    all.back().flags = ATTN_CAUSAL;
+    all.back().paged = true;
+  }
   return all;
 }
 
@@ -1038,7 +1052,13 @@ std::vector<Forward> direct_forwards(const std::vector<Forward>& others) {
       all.back().flags = flags;
       all.back().seqlens = {keys, 430, 0, 61};
       all.back().nan = flags == ATTN_CAUSAL;
+      if (keys == 430) all.back().scale = 0.02f;
     }
+  for (const attn_dtype out_type : {ATTN_F16, ATTN_BF16}) {
+    all.push_back({.dim = 128, .dim_v = 128, .seqlen_q = 70, .seqlen_kv = 130});
+    all.back().out_type = out_type;
+    all.back().nan = true;
+  }
   for (Forward f : others) {
     if (f.flags & ATTN_WINDOW || !f.kv_begins.empty() || f.paged) continue;
     f.dim = f.dim_v = 128;
