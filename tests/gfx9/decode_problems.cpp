@@ -278,6 +278,9 @@ std::vector<Decode> decodes() {
          .left = 90,
          .kv_begins = {70, 9, -5, 1000, 150}},
         Keys{.capacity = 130}, Keys{.capacity = 90});
+  // The last sequence has queries, and rows of nobody are behind it.
+  add({.batch = 3, .group = 2, .seqlen_q = 7, .cu_seqlens_q = {2, 5, 5, 10}, .total_q = 13},
+      Keys{.capacity = 70});
   return all;
 }
 

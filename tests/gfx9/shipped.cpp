@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "asm/gfx942/forward_args.h"
+#include "asm/gfx942/prepare_args.h"
 #include "gfx9/maker.h"
 #include "gfx9emu/model.h"
 #include "kernels/gfx942_convert.h"
@@ -224,6 +225,7 @@ struct Forward {
   bool uneven = false;      // of q: every other row is 2^14 times less
   std::vector<int64_t> more_segments = {};  // keys of those behind the first
   std::vector<float> v_factors = {};        // of tiles, from the last one on, over and over
+  bool backwards = false;  // of prepare_*: negative strides, which only the kernel takes
 };
 
 // Codes of rows of `dim`, now and then of larger values, so that maxima move. If wanted, 16 rows of
@@ -424,7 +426,7 @@ std::vector<uint8_t> bias(Maker& m, size_t rows, int64_t seqlen_kv, attn_dtype t
 // K or V of _direct, in rows of 128 codes. Keys of padded sequences that no query sees are NaN.
 std::vector<uint8_t> direct_rows(Maker& m, const Forward& f, int64_t tokens, int64_t heads) {
   constexpr int64_t dim = 128;
-  std::vector<uint8_t> all = codes(m, size_t(tokens * heads * dim), dim, f.kv_type, f.nan);
+  std::vector<uint8_t> all = codes(m, size_t(tokens * heads * dim), dim, f.kv_type, false);
   const int64_t seen = f.flags & ATTN_CAUSAL_TOP_LEFT ? f.seqlen_q : f.seqlen_kv;
   for (int64_t token = 0; f.lengths_kv.empty() && token < tokens; ++token) {
     const size_t b = size_t(token / f.seqlen_kv);
@@ -433,6 +435,22 @@ std::vector<uint8_t> direct_rows(Maker& m, const Forward& f, int64_t tokens, int
       std::fill_n(all.begin() + token * heads * dim, heads * dim, uint8_t{0x7f});
   }
   return all;
+}
+
+// The last sequence and head of K and V first: all 64 bits of their offsets count.
+void turn_around(const Forward& f, std::vector<std::byte>* kernarg) {
+  attn_gfx942_prepare_kernarg a;
+  const size_t bytes = std::min(sizeof a, kernarg->size());
+  std::memcpy(&a, kernarg->data(), bytes);
+  attn_gfx942_kv_segment& segment = a.segment[0];
+  const auto turn = [&](const void** first, long long* strides) {
+    *first = static_cast<const char*>(*first) + (f.batch - 1) * strides[0];
+    *first = static_cast<const char*>(*first) + (f.heads_kv - 1) * strides[2];
+    strides[0] *= -1, strides[2] *= -1;
+  };
+  turn(&segment.k, segment.k_stride);
+  turn(&segment.v, segment.v_stride);
+  std::memcpy(kernarg->data(), &a, bytes);
 }
 
 ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string& kernel,
@@ -564,13 +582,17 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
     segment_args.k = tensor(rows, in.head_dim, f.kv_type);
     segment_args.v = tensor(rows, in.head_dim_v, f.kv_type);
     fill(recipe.steps[0], p, &args, m.output(workspace), &m.problem);
+    if (f.backwards) turn_around(f, &m.problem.kernarg);
     return std::move(m.problem);
   }
   args.out = m.output(size_t(rows_q * in.heads_q * in.head_dim_v) * dtype_bytes(f.out_type));
   args.lse = f.want_lse ? static_cast<float*>(m.output(size_t(rows_q * in.heads_q) * 4)) : nullptr;
   if (direct) {
-    for (const void** rows : {&segment_args.k, &segment_args.v})
-      *rows = m.input(direct_rows(m, f, rows_kv, in.heads_kv));
+    segment_args.k = m.input(direct_rows(m, f, rows_kv, in.heads_kv));
+    std::vector<uint8_t> v = direct_rows(m, f, rows_kv, in.heads_kv);
+    for (size_t d = 0; f.nan_v && d < 128; ++d)
+      if (hidden(int(d))) v[5 * size_t(in.heads_kv) * 128 + d] = 0x7f;
+    segment_args.v = m.input(v);
     fill(recipe.steps[0], p, &args, nullptr, &m.problem);
     return std::move(m.problem);
   }
@@ -612,6 +634,14 @@ std::vector<Forward> forwards() {
   all.back().out_type = ATTN_BF16;
   all.back().descale = ATTN_DESCALE_TENSOR;
   all.back().scale = -0.05f;
+
+  // All weights count in tiles that hide keys, and beside rows that are NaN.
+  for (const bool nan : {false, true}) {
+    all.push_back({.dim = largest, .dim_v = largest, .seqlen_q = 250, .seqlen_kv = 330});
+    all.back().flags = ATTN_CAUSAL;
+    all.back().scale = 0.02f;
+    all.back().nan = nan;
+  }
 
   all.push_back({.dim = 48, .dim_v = 80, .seqlen_q = 70, .seqlen_kv = 200});
   all.back().batch = all.back().group = all.back().heads_kv = 2;
@@ -756,6 +786,22 @@ std::vector<Forward> masked_forwards() {
   all.back().block_q = all.back().block_k = 128;
   all.back().kinds = {3, 2, 1, 0, 3, 1, 2};
 
+  // Each kind of tile comes after a PARTIAL one that is even or odd in the walk, and ends an even
+  // or an odd walk, with weights that count in all head dims.
+  for (const size_t columns : {28, 29}) {
+    all.push_back(
+        {.dim = largest, .dim_v = largest, .seqlen_q = 128, .seqlen_kv = 64 * int64_t(columns)});
+    all.back().scale = columns == 28 ? 1e-4f : 0.02f;
+    all.back().kinds.resize(2 * columns);
+    for (size_t column = 0; column < columns; ++column) {
+      const bool partial = column == 0 || rng() % 2;
+      const unsigned rows = column == 0 ? 3 : 1 + rng() % 3;
+      for (const size_t row : {0, 1})
+        if (rows >> row & 1)
+          all.back().kinds[row * columns + column] = partial ? ATTN_BLOCK_PARTIAL : ATTN_BLOCK_FULL;
+    }
+  }
+
   // PARTIAL tiles alone, even and odd ones, while no maximum grows.
   all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 40, .seqlen_kv = 520});
   all.back().kinds = {3};
@@ -881,7 +927,7 @@ std::vector<Forward> scored_forwards() {
 std::vector<Forward> biased_forwards() {
   std::vector<Forward> all;
   for (const attn_dtype type : {ATTN_F32, ATTN_F16}) {
-    all.push_back({.dim = largest, .dim_v = 80, .seqlen_q = 300, .seqlen_kv = 520});
+    all.push_back({.dim = largest, .dim_v = 112, .seqlen_q = 300, .seqlen_kv = 520});
     all.back().batch = all.back().group = 2;
     all.back().flags = type == ATTN_F32 ? uint32_t(ATTN_CAUSAL) : 0u;
     all.back().scale = 0.05f;
@@ -892,7 +938,7 @@ std::vector<Forward> biased_forwards() {
   all.back().bias = all.back().single = true;
   // Keys hidden from all in the first tile of the walk, and in the last.
   for (const uint32_t flags : {0u, uint32_t(ATTN_WINDOW)}) {
-    all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 64, .seqlen_kv = 250});
+    all.push_back({.dim = 64, .dim_v = largest, .seqlen_q = 64, .seqlen_kv = 250});
     all.back().bias = true;
     all.back().flags = flags;
     all.back().left = 100;
@@ -952,7 +998,7 @@ std::vector<Forward> forwards_in_16_bits() {
   all.back().seqlens = {0};
   all.back().out_type = ATTN_BF16;
   for (const attn_dtype out_type : {ATTN_F32, ATTN_F16, ATTN_BF16})
-    for (const int64_t dim_v : {8, 40, 72, 104}) {
+    for (const int64_t dim_v : {int64_t{8}, int64_t{40}, int64_t{72}, int64_t{104}, largest}) {
       all.push_back({.dim = 24, .dim_v = dim_v, .seqlen_q = 40, .seqlen_kv = 30});
       all.back().out_type = out_type;
       all.back().nan_v = dim_v == 40 || dim_v == 104;
@@ -968,7 +1014,7 @@ std::vector<Forward> forwards_in_fp8(bool masked) {
     all.push_back({.dim = largest, .dim_v = largest, .seqlen_q = 70, .seqlen_kv = 130});
     all.back().flags = ATTN_OUT_SCALE;
     all.back().out_type = out_type;
-    all.back().nan = out_type == ATTN_F8_E5M2;
+    all.back().nan = true;
     // Results of both signs that become 0.
     all.push_back(all.back());
     all.back().out_scale = out_type == ATTN_F8_E5M2 ? 0x1p-17f : 0x1p-10f;
@@ -985,10 +1031,13 @@ std::vector<Forward> forwards_in_fp8(bool masked) {
   all.back().batch = 2;
   all.back().cu_seqlens_q = {5, 25, 70};
   all.back().out_type = ATTN_F8_E4M3FN;
-  all.push_back({.dim = largest, .dim_v = 80, .seqlen_q = 150, .seqlen_kv = 500});
-  all.back().batch = 2;
-  all.back().flags = ATTN_CAUSAL;
-  all.back().paged = true;
+  // Pages, of which the walk's first tile lacks some keys, and lacks none (set_missing).
+  for (const int64_t keys : {500, 190}) {
+    all.push_back({.dim = largest, .dim_v = 80, .seqlen_q = 150, .seqlen_kv = keys});
+    all.back().batch = 2;
+    all.back().flags = ATTN_CAUSAL;
+    all.back().paged = true;
+  }
   return all;
 }
 
@@ -1003,7 +1052,13 @@ std::vector<Forward> direct_forwards(const std::vector<Forward>& others) {
       all.back().flags = flags;
       all.back().seqlens = {keys, 430, 0, 61};
       all.back().nan = flags == ATTN_CAUSAL;
+      if (keys == 430) all.back().scale = 0.02f;
     }
+  for (const attn_dtype out_type : {ATTN_F16, ATTN_BF16}) {
+    all.push_back({.dim = 128, .dim_v = 128, .seqlen_q = 70, .seqlen_kv = 130});
+    all.back().out_type = out_type;
+    all.back().nan = true;
+  }
   for (Forward f : others) {
     if (f.flags & ATTN_WINDOW || !f.kv_begins.empty() || f.paged) continue;
     f.dim = f.dim_v = 128;
@@ -1032,6 +1087,9 @@ std::vector<MakeProblem> prepare_problems(const std::string& prepare) {
     const std::string type = prepare == "prepare_gfx942_fp8" ? "fp8" : "bf16";
     const std::string kernel = "fwd_gfx942_" + type + "_d" + std::to_string(dim);
     std::vector<Forward> list = forwards();
+    list.push_back({.dim = dim, .dim_v = dim, .seqlen_q = 1, .seqlen_kv = 130});
+    list.back().batch = list.back().heads_kv = 3;
+    list.back().backwards = true;
     // Sequences that end in each of the 16 keys of a thread.
     for (int64_t keys = 1; keys < 16; ++keys)
       list.push_back({.dim = dim, .dim_v = dim, .seqlen_q = 1, .seqlen_kv = keys});
@@ -1148,8 +1206,9 @@ ShippedRun run_problem(const std::string& name, const MakeProblem& make,
     if (cls != Wait && cls != Nop && cls != Barrier) result.work += report.counters.instructions[c];
   }
   if (options.trace && result.fault.empty())
-    result.clocks =
-        gfx9emu::run_model(gfx9emu::model_waves(object.program(), report.traces), {}).clocks;
+    result.clocks = gfx9emu::run_model(gfx9emu::model_waves(object.program(), report.traces),
+                                       gfx9emu::ModelSettings(object.arch()))
+                        .clocks;
   for (const auto& trace : report.traces) {
     for (const gfx9emu::TraceEntry& e : trace) result.executed.insert(e.inst);
   }

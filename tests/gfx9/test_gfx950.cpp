@@ -439,7 +439,7 @@ bool is_compared(const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("gfx950: kernels give the bytes that gfx942's give", "[gfx9]") {
+TEST_CASE("gfx950: kernels give the bytes that gfx942's give, in no more clocks", "[gfx9]") {
   if (!Decoder::knows(Arch::Gfx950)) ATTN_SKIP("LLVM does not know gfx950");
   std::vector<std::string> names = attn::test::shipped_kernels();
   for (const std::string& name : attn::test::shipped_kernels(true)) names.push_back(name);
@@ -461,7 +461,8 @@ TEST_CASE("gfx950: kernels give the bytes that gfx942's give", "[gfx9]") {
     CHECK(runs[0].outputs == runs[1].outputs);
     std::cout << other << ": " << runs[1].clocks << " clocks by the issue model, on gfx942 "
               << runs[0].clocks << std::endl;
-    CHECK(runs[1].clocks >= runs[0].clocks);
+    // convert_gfx950 has 9 instructions more for every 4 codes, which may be FNUZ's.
+    CHECK(double(runs[1].clocks) <= (name.starts_with("convert") ? 1.005 : 1.0) * runs[0].clocks);
     ++compared;
   }
   CHECK(compared == 12);

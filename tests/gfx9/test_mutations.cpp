@@ -83,8 +83,8 @@ struct Count {
 };
 
 // ATTN_MUTATION_TEXT: only mutations that have this in their text. ATTN_MUTATION_SAMPLE=N: N of
-// them at random, the same in each run. ATTN_MUTATION_QUICK: survivors are listed, not examined,
-// which takes longer than all others.
+// them at random, the same in each run; ATTN_MUTATION_SKIP=M leaves out the first M of these.
+// ATTN_MUTATION_QUICK: survivors are listed, not examined, which takes longer than all others.
 Count try_all(const Subject& kernel, std::vector<Mutation> mutations) {
   const char *text = std::getenv("ATTN_MUTATION_TEXT"),
              *sample = std::getenv("ATTN_MUTATION_SAMPLE");
@@ -92,10 +92,15 @@ Count try_all(const Subject& kernel, std::vector<Mutation> mutations) {
   if (sample) {
     std::shuffle(mutations.begin(), mutations.end(), std::mt19937(sample_seed));
     mutations.resize(std::min(mutations.size(), size_t(std::atoi(sample))));
+    const char* skipped = std::getenv("ATTN_MUTATION_SKIP");
+    const size_t skip = skipped ? size_t(std::atoi(skipped)) : 0;
+    mutations.erase(mutations.begin(), mutations.begin() + std::min(mutations.size(), skip));
   }
   Count count;
   for (const Mutation& mutation : mutations) {
     if (text && mutation.text.find(text) == mutation.text.npos) continue;
+    if (sample && count.total > 0 && count.total % 10 == 0)  // a run may be stopped early
+      std::cout << kernel.name << ": of " << count.total << " " << count.noticed << std::endl;
     ++count.total;
     if (is_noticed(kernel, mutation) || is_reported_by_llvm(kernel.name, mutation)) {
       ++count.noticed;
