@@ -27,69 +27,165 @@ from ._masks import BlockMask
 
 __all__ = ["Machine", "attention", "chunks", "decode", "estimate", "gather", "shard", "synchronize"]
 
-_LAYOUTS, _SCHEMES = ("contiguous", "zigzag"), ("all_gather", "ring", "ulysses")
+_LAYOUTS, _SCHEMES = ("contiguous", "zigzag", "documents"), ("all_gather", "ring", "ulysses")
 
 
 # ---- layouts -----------------------------------------------------------------------------------
 
-def chunks(layout, rank, ranks, length):
-    """[(start, tokens), ...]: where the `length` tokens of a rank are in a sequence of ranks * length.
+def chunks(layout, rank, ranks, length, cu_seqlens=None):
+    """[(start, tokens), ...]: where the `length` tokens of a rank are in a sequence of ranks * length, in the rank's order.
 
     contiguous: rank r has tokens [r length, (r + 1) length). zigzag: of 2 ranks pieces, rank r has number r and, after it, number
-    2 ranks - 1 - r, so that all ranks have the same work under a causal mask."""
+    2 ranks - 1 - r, so that all ranks have the same work under a causal mask. documents: the same of each document of cu_seqlens, one
+    document after the other, and of the tokens after the last one. Pieces of documents end at multiples of 128 tokens where that
+    leaves all ranks the same number of tokens; a rank may have none of a document."""
     if layout == "contiguous":
         return [(rank * length, length)]
+    if layout == "documents":
+        return [(start, tokens) for _, start, tokens in _of_documents(_checked_offsets(cu_seqlens, ranks * length), ranks, ranks * length)[rank]]
     half = length // 2
     return [(rank * half, half), ((2 * ranks - 1 - rank) * half, length - half)]
 
 
-def _of_sequence(layout, ranks):
-    """The pieces of all ranks, (rank, number within the rank), in the order of the sequence."""
-    if layout == "contiguous":
-        return [(r, 0) for r in range(ranks)]
-    return [(r, 0) for r in range(ranks)] + [(r, 1) for r in reversed(range(ranks))]
+def _checked_offsets(cu_seqlens, total):
+    """cu_seqlens as a tuple."""
+    offsets = tuple(int(x) for x in cu_seqlens) if cu_seqlens is not None else ()
+    if not offsets or offsets[0] != 0 or any(a > b for a, b in zip(offsets, offsets[1:])) or offsets[-1] > total:
+        raise InvalidArgument(f"cu_seqlens is {list(offsets[:8]) if offsets else cu_seqlens}{' ...' if len(offsets) > 8 else ''}; accepted: "
+                              f"integers from 0 that do not decrease, up to {total}")
+    return offsets
 
 
-def _check_layout(layout):
+_TILE = 128  # queries of a kernel's tile: a piece that does not end with one wastes the rest
+
+
+@functools.lru_cache(32)
+def _of_documents(offsets, ranks, total):
+    """For each rank [(document, start, tokens), ...], all with equally many tokens; the last document is what follows offsets[-1]."""
+    ends = [*offsets[1:], total]
+    pieces = 2 * ranks
+    sizes = [[(end - begin) // _TILE // pieces * _TILE] * pieces for begin, end in zip(offsets, ends)]
+    tokens = [sum(x[r] + x[-1 - r] for x in sizes) for r in range(ranks)]
+    work = [0.0] * ranks  # pairs of queries and keys under a causal mask, less what all ranks have
+
+    def give(size, rank, piece, count):
+        size[piece] += count
+        tokens[rank] += count
+        if size is not sizes[-1]:
+            work[rank] += count * (piece + 0.5) / pieces * sum(size)
+
+    longest = sorted(range(len(sizes)), key=lambda d: offsets[d] - ends[d])
+    for d in longest:
+        size, left, given = sizes[d], ends[d] - offsets[d] - sum(sizes[d]), set()
+        while left:
+            # The rank with the fewest tokens, of its two pieces the one that brings its work nearer to the others'.
+            rank = min((r for r in range(ranks) if r not in given), key=lambda r: (tokens[r], work[r]))
+            given.add(rank)
+            if len(given) == ranks:
+                given.clear()
+            count = min(left, _TILE)
+            give(size, rank, rank if work[rank] * ranks > sum(work) else pieces - 1 - rank, count)
+            left -= count
+    # Ranks differ by less than a tile now. Where documents are long enough, tokens that see few keys even them out.
+    want = total // ranks
+    for d in longest:
+        for rank in range(ranks):
+            for other in range(ranks):
+                for piece in rank, pieces - 1 - rank:
+                    count = min(tokens[rank] - want, want - tokens[other], sizes[d][piece])
+                    if count > 0:
+                        give(sizes[d], rank, piece, -count)
+                        give(sizes[d], other, other, count)
+        if all(n == want for n in tokens):
+            break
+    found = [[] for _ in range(ranks)]
+    for d, size in enumerate(sizes):
+        start = offsets[d]
+        for piece, n in enumerate(size):
+            of_rank = found[min(piece, pieces - 1 - piece)]
+            if n and of_rank and of_rank[-1][0] == d and sum(of_rank[-1][1:]) == start:
+                of_rank[-1] = d, of_rank[-1][1], of_rank[-1][2] + n
+            elif n:
+                of_rank.append((d, start, n))
+            start += n
+    return tuple(tuple(x) for x in found)
+
+
+@functools.lru_cache(32)
+def _order_of_documents(offsets, ranks, total):
+    """(of each token its place among all ranks' tokens, rank by rank; of each such place its token), i64 on the host."""
+    token = numpy.concatenate([numpy.arange(start, start + n) for rank in _of_documents(offsets, ranks, total) for _, start, n in rank])
+    place = numpy.empty_like(token)
+    place[token] = numpy.arange(total)
+    return torch.from_numpy(place), torch.from_numpy(token)
+
+
+class _Order:
+    """Where the tokens of ranks are in the sequence. offsets: cu_seqlens, of layout documents."""
+
+    def __init__(self, layout, ranks, total, offsets, device):
+        self.layout, self.ranks, self.total, self.offsets = layout, ranks, total, offsets
+        if layout == "documents":
+            self.place, self.token = (x.to(device) for x in _order_of_documents(offsets, ranks, total))
+
+    def pieces(self, rank):
+        return chunks(self.layout, rank, self.ranks, self.total // self.ranks, self.offsets)
+
+    def whole(self, x, dim, room=0):
+        """[ranks, ...] -> [...] with the tokens along `dim` in the order of the sequence. A view where no element need move.
+
+        room: so many tokens before and after them that hold anything, with layout documents."""
+        if x.shape[0] == 1 and room == 0:
+            return x[0]
+        if self.layout == "contiguous":
+            return x.movedim(0, dim).flatten(dim, dim + 1)
+        if self.layout == "documents":
+            x = x.movedim(0, dim).flatten(dim, dim + 1)
+            out = x.new_empty(*x.shape[:dim], x.shape[dim] + 2 * room, *x.shape[dim + 1:])
+            torch.index_select(x, dim, self.place, out=out.narrow(dim, room, self.total))
+            return out
+        first, second = x.unflatten(dim + 1, (2, -1)).unbind(dim + 1)
+        return torch.cat([*first.unbind(0), *reversed(second.unbind(0))], dim)
+
+    def by_rank(self, x):
+        """The reverse for tokens in dimension 1: [B, S, ...] -> [ranks, B, S / ranks, ...]."""
+        if self.layout == "contiguous":
+            return x.unflatten(1, (self.ranks, -1)).movedim(1, 0)
+        if self.layout == "documents":
+            return x.index_select(1, self.token).unflatten(1, (self.ranks, -1)).movedim(1, 0)
+        pieces = x.unflatten(1, (2 * self.ranks, -1)).unbind(1)
+        by_rank = torch.stack([piece for r in range(self.ranks) for piece in (pieces[r], pieces[-1 - r])])
+        return by_rank.unflatten(0, (self.ranks, 2)).transpose(1, 2).flatten(2, 3)
+
+
+def _check_layout(layout, cu_seqlens, total):
+    """cu_seqlens as a tuple with layout documents, else None."""
     if layout not in _LAYOUTS:
         raise InvalidArgument(f"layout is {layout!r}; accepted: {', '.join(_LAYOUTS)}")
+    if layout != "documents":
+        return None
+    if cu_seqlens is None:
+        raise InvalidArgument("cu_seqlens is None; accepted in layout documents: a list of integers")
+    return _checked_offsets(cu_seqlens, total)
 
 
-def shard(x, *, group=None, layout="zigzag", dim=1):
-    """This rank's tokens of x, which has all of them along `dim`: a copy. Sends nothing."""
-    _check_layout(layout)
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    pieces = len(_of_sequence(layout, ranks))
-    if x.shape[dim] == 0 or x.shape[dim] % pieces:
-        raise InvalidArgument(f"x has {x.shape[dim]} tokens along dimension {dim}; accepted: a multiple of {pieces}, for {ranks} ranks "
+def shard(x, *, group=None, layout="zigzag", dim=1, cu_seqlens=None):
+    """This rank's tokens of x, which has all of them along `dim`: a copy. cu_seqlens: with layout documents. Sends nothing."""
+    rank, ranks, total = dist.get_rank(group), dist.get_world_size(group), x.shape[dim]
+    offsets = _check_layout(layout, cu_seqlens, total)
+    multiple = 2 * ranks if layout == "zigzag" else ranks
+    if total == 0 or total % multiple:
+        raise InvalidArgument(f"x has {total} tokens along dimension {dim}; accepted: a multiple of {multiple}, for {ranks} ranks "
                               f"in layout {layout}")
-    return torch.cat([x.narrow(dim, start, n) for start, n in chunks(layout, rank, ranks, x.shape[dim] // ranks)], dim)
+    return torch.cat([x.narrow(dim, start, n) for start, n in chunks(layout, rank, ranks, total // ranks, offsets)], dim)
 
 
-def gather(x, *, group=None, layout="zigzag", dim=1):
-    """All tokens, in order, of shards x that have as many tokens along `dim` on every rank."""
-    _check_layout(layout)
+def gather(x, *, group=None, layout="zigzag", dim=1, cu_seqlens=None):
+    """All tokens, in order, of shards x that have as many tokens along `dim` on every rank. cu_seqlens: with layout documents."""
     mine = _of_group(group)
-    return _ordered(_of_all_ranks(x, mine), layout, dim)
-
-
-def _ordered(x, layout, dim):
-    """[ranks, ...] -> [...] with the pieces along `dim` in the order of the sequence. A view where no element need move."""
-    if x.shape[0] == 1:
-        return x[0]
-    if layout == "contiguous":
-        return x.movedim(0, dim).flatten(dim, dim + 1)
-    first, second = x.unflatten(dim + 1, (2, -1)).unbind(dim + 1)
-    return torch.cat([*first.unbind(0), *reversed(second.unbind(0))], dim)
-
-
-def _by_owner(x, layout, ranks):
-    """The reverse for tokens in dimension 1: [B, S, ...] -> [ranks, B, S / ranks, ...]."""
-    if layout == "contiguous":
-        return x.unflatten(1, (ranks, -1)).movedim(1, 0)
-    pieces = x.unflatten(1, (2 * ranks, -1)).unbind(1)
-    by_rank = torch.stack([piece for r in range(ranks) for piece in (pieces[r], pieces[-1 - r])])
-    return by_rank.unflatten(0, (ranks, 2)).transpose(1, 2).flatten(2, 3)
+    total = x.shape[dim] * mine.ranks
+    order = _Order(layout, mine.ranks, total, _check_layout(layout, cu_seqlens, total), x.device)
+    return order.whole(_of_all_ranks(x, mine), dim)
 
 
 # ---- what is kept of a group ---------------------------------------------------------------------
@@ -282,15 +378,15 @@ def _places(kinds):
 
 
 class _Packed:
-    """Arrays that travel together: in `buffer`, bytes [size] or [ranks, size]. kinds: (type, shape) of each, without the dimension ranks."""
+    """Arrays that travel together: in `buffer`, bytes [*lead, size]. kinds: (type, shape) of each, without the dimensions `lead`."""
 
-    def __init__(self, like, kinds, ranks=None):
-        self.kinds, self.ranks = tuple(kinds), ranks
+    def __init__(self, like, kinds, lead=(), buffer=None):
+        self.kinds = tuple(kinds)
         self.places, size = _places(self.kinds)
-        self.buffer = like.new_empty(size if ranks is None else (ranks, size), dtype=torch.uint8)
+        self.buffer = like.new_empty((*lead, size), dtype=torch.uint8) if buffer is None else buffer
 
     def arrays(self):
-        lead = () if self.ranks is None else (self.ranks,)
+        lead = self.buffer.shape[:-1]
         return [self.buffer[..., first:end].view(dtype).view(lead + shape) for first, end, dtype, shape in self.places]
 
     def fill(self, arrays):
@@ -298,23 +394,19 @@ class _Packed:
             into.copy_(x)
         return self
 
-    def like(self, ranks=None):
-        return _Packed(self.buffer, self.kinds, ranks or self.ranks)
+    def like(self, lead=None):
+        return _Packed(self.buffer, self.kinds, self.buffer.shape[:-1] if lead is None else lead)
 
 
-def _pack(arrays):
-    return _Packed(arrays[0], [(x.dtype, tuple(x.shape)) for x in arrays]).fill(arrays)
-
-
-def _pack_for_ranks(arrays):
-    """arrays [ranks, ...]"""
-    return _Packed(arrays[0], [(x.dtype, tuple(x.shape[1:])) for x in arrays], arrays[0].shape[0]).fill(arrays)
+def _pack(arrays, lead=0):
+    """lead: how many dimensions of the arrays are those of the buffer."""
+    return _Packed(arrays[0], [(x.dtype, tuple(x.shape[lead:])) for x in arrays], arrays[0].shape[:lead]).fill(arrays)
 
 
 def _all_gather(packed, group, asynchronous=False):
     """(those of all ranks, the work to wait for or None)."""
-    out = packed.like(group.ranks)
-    return out, dist.all_gather_into_tensor(out.buffer.flatten(), packed.buffer, group=group.group, async_op=asynchronous)
+    out = packed.like((group.ranks, *packed.buffer.shape[:-1]))
+    return out, dist.all_gather_into_tensor(out.buffer.flatten(), packed.buffer.flatten(), group=group.group, async_op=asynchronous)
 
 
 def _of_all_ranks(x, group):
@@ -333,8 +425,8 @@ def _exchange(packed, group):
 
 def _sums_of_ranks(arrays, group):
     """This rank's sums of all ranks' x[rank] for f32 x in arrays, in the order of ranks whatever the network does: equal bits in every run."""
-    parts = _exchange(_pack_for_ranks(arrays), group)
-    total = _Packed(parts.buffer, parts.kinds)
+    parts = _exchange(_pack(arrays, 1), group)
+    total = parts.like(())
     total.buffer.copy_(parts.buffer[0])
     numbers = total.buffer.view(torch.float32)
     for part in parts.buffer[1:]:
@@ -411,6 +503,53 @@ def _calls(queries, keys, documents, left, right, align=(1, 1)):
     return calls
 
 
+def _pairs_of_documents(queries, keys, own, documents, left, right):
+    """What this rank's pieces [(document, start, tokens), ...] see of a rank's pieces, or of whole documents with keys None.
+
+    As _Rectangle, with queries numbered as this rank has them, and keys as their rank does. own: the keys are this rank's too."""
+    of_ranks = [{}, {}]
+    for by_document, pieces in zip(of_ranks, (queries, keys or ())):
+        at = 0
+        for d, start, n in pieces:
+            by_document.setdefault(d, []).append((start, n, at))
+            at += n
+    found = []
+    for d, (begin, end) in enumerate(documents):
+        mine = of_ranks[0].get(d, [])
+        theirs = [(begin, end - begin, begin)] if keys is None else of_ranks[1].get(d, [])
+        seen = []
+        for start, n, at in mine:
+            for k_start, k_n, k_at in theirs:
+                pair = _rectangle(start, start + n, k_start, k_start + k_n, left, right, (1, 1))
+                if pair:
+                    pair.qa, pair.qb, pair.ka, pair.kb = pair.qa - start + at, pair.qb - start + at, pair.ka - k_start + k_at, pair.kb - k_start + k_at
+                    seen.append(pair)
+        if seen and keys is not None and left < 0 and right <= 0:  # all of these queries see all of these keys, or all before them
+            diagonal = 0 if own and right == 0 else -1
+            seen = [_Rectangle(seen[0].qa, seen[-1].qb, min(x.ka for x in seen), max(x.kb for x in seen), -1, diagonal, [], [])]
+        found += seen
+    return found
+
+
+def _packed_calls(pairs):
+    """Packed calls over these pairs, whose queries are all of a rank's: sequences without keys or without queries are what is between.
+
+    A call's pairs have one window, and increasing queries and keys."""
+    calls = []
+    for pair in pairs:
+        fitting = (x for x in calls if (x.left, x.right) == (pair.left, pair.right) and x.qb <= pair.qa and x.kb <= pair.ka)
+        call = next(fitting, None)
+        if call is None:
+            call = _Rectangle(0, 0, 0, 0, pair.left, pair.right, [0], [0])
+            calls.append(call)
+        for qb, kb in (pair.qa, call.kb), (pair.qa, pair.ka), (pair.qb, pair.kb):
+            if (qb, kb) != (call.qb, call.kb):
+                call.qb, call.kb = qb, kb
+                call.cu_q.append(qb)
+                call.cu_k.append(kb)
+    return calls
+
+
 # ---- block masks -------------------------------------------------------------------------------
 
 _slices = weakref.WeakKeyDictionary()  # of a mask: those made for its calls
@@ -458,29 +597,40 @@ class _Step:
     keys: slice | None
     packed: bool  # cu_seqlens are among the options
     options: dict
+    sequences: int = 0  # if not 0: how many sequences read the same keys. The i-th one sees them from row i on
 
 
 class _Call:
     """What calls of attention() with equal shapes, types and options have in common. `facts` are what all ranks must agree on."""
 
-    def __init__(self, group, facts, *, scheme, layout, left, right, scale, softcap, documents, block_mask, slopes, head_pieces, q, k, v):
+    def __init__(self, group, facts, *, scheme, layout, left, right, scale, softcap, offsets, block_mask, slopes, head_pieces, q, k, v):
         self.group, self.facts, self.number = group, facts, _number(facts)
         self.scheme, self.layout, self.left, self.right, self.scale, self.softcap = scheme, layout, left, right, scale, softcap
-        self.documents = documents  # [(begin, end), ...] of packed tokens, None: sequences
+        self.documents = None if offsets is None else list(zip(offsets, offsets[1:]))  # [(begin, end), ...] of packed tokens, None: sequences
         self.slopes = slopes  # whether there are ALiBi slopes
         self.head_pieces = head_pieces
-        self.batch, self.device = (q.shape[0] if documents is None else 1), q.device
+        self.batch, self.device = (q.shape[0] if offsets is None else 1), q.device
         self.heads, self.heads_kv, self.dim, self.dim_v = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
         n = q.shape[-3]
         self.tokens, self.total = n, n * group.ranks
-        # Of the queries that this rank computes: all of the sequence for some heads, or its own.
-        self.places = [(0, self.total)] if scheme == "ulysses" else chunks(layout, group.rank, group.ranks, n)
+        self.order = _Order(layout, group.ranks, self.total, offsets, self.device)
+        self.room = 0  # tokens before and after the gathered ones
         self.rows = self.total if scheme == "ulysses" else n
         self.heads_here = self.heads // (group.ranks if scheme == "ulysses" else head_pieces)
+        self.masked = block_mask is not None
+        if layout == "documents" and scheme != "ulysses":
+            self.places = [(0, n)]  # of this rank's own numbers
+            self.held = [[(step, slice(None))] for step in range(group.ranks)]
+            self._steps, self._steps_back = {}, {}
+            for held in range(group.ranks) if scheme == "ring" else [(0, self.total)]:
+                self._steps[held, None], self._steps_back[held, None] = self._steps_of_documents(held)
+            return
+        # Of the queries that this rank computes: all of the sequence for some heads, or its own.
+        self.places = [(0, self.total)] if scheme == "ulysses" else self.order.pieces(group.rank)
         self.held = []  # at each step of a ring: where the keys are that this rank holds, and their rows
-        for step in range(group.ranks):
+        for step in range(group.ranks if scheme == "ring" else 0):
             begin, held = 0, []
-            for place in chunks(layout, (group.rank - step) % group.ranks, group.ranks, n):
+            for place in self.order.pieces((group.rank - step) % group.ranks):
                 held.append((place, slice(begin, begin + place[1])))
                 begin += place[1]
             self.held.append(held)
@@ -488,7 +638,7 @@ class _Call:
         k_places = [place for held in self.held for place, _ in held] if scheme == "ring" else [(0, self.total)]
         self._steps = {(k_place, heads): list(self._make_steps(k_place, heads, block_mask))
                        for k_place in k_places for heads in (self.heads_of_parts() if block_mask else [None])}
-        self.masked = block_mask is not None
+        self._steps_back = self._steps
 
     def heads_of_parts(self):
         """(first, count) of each part's query heads."""
@@ -497,9 +647,9 @@ class _Call:
             return [(self.group.rank * n, n)]
         return [(i * n, n) for i in range(self.head_pieces)]
 
-    def steps(self, k_place, heads):
-        """The calls of this rank's queries over keys (start, tokens), for query heads (first, count)."""
-        return self._steps[k_place, heads if self.masked else None]
+    def steps(self, k_place, heads, back=False):
+        """The calls of this rank's queries over keys at k_place, for query heads (first, count). back: those of attn.backward."""
+        return (self._steps_back if back else self._steps)[k_place, heads if self.masked else None]
 
     def _make_steps(self, k_place, heads, mask):
         def cut(first, end, size):
@@ -514,7 +664,26 @@ class _Call:
                             cut(call.ka - k_place[0], call.kb - k_place[0], k_place[1]), len(call.cu_q) > 2, self._options(call, heads, mask))
             first += place[1]
 
-    def _options(self, call, heads, mask):
+    def _steps_of_documents(self, held):
+        """(steps, those of gradients) over the keys of a step of the ring, or of whole documents."""
+        ranks, rank = self.group.ranks, self.group.rank
+        pieces = [[x for x in of_rank if x[0] < len(self.documents)] for of_rank in _of_documents(self.order.offsets, ranks, self.total)]
+        whole = self.scheme != "ring"
+        pairs = _pairs_of_documents(pieces[rank], None if whole else pieces[(rank - held) % ranks], held == 0, self.documents, self.left, self.right)
+        back = [_Step(0, None, None, None, True, self._options(call, None, None, True)) for call in _packed_calls(pairs)]
+        if not whole or len(back) < 2:
+            return back, back
+        if len({(x.left, x.right) for x in pairs}) > 1:
+            return [_Step(0, slice(x.qa, x.qb), slice(x.qa, x.qb), slice(x.ka, x.kb), False, self._options(x, None, None)) for x in pairs], back
+        # Both pieces of a document see its first keys: each piece is a sequence of one call.
+        ends = [x.qb for x in pairs]
+        self.room = max(self.room, len(pairs) - 1)
+        options = self._options(_Rectangle(0, ends[-1], 0, self.total, pairs[0].left, pairs[0].right, [0, *ends], []), None, None, True)
+        for name, keys in ("kv_begin", [x.ka for x in pairs]), ("seqlens_kv", [x.kb for x in pairs]):
+            options[name] = torch.tensor([self.room + key - i for i, key in enumerate(keys)], dtype=torch.int32, device=self.device)
+        return [_Step(0, None, None, None, True, options, len(pairs))], back
+
+    def _options(self, call, heads, mask, packed=False):
         options = {"scale": self.scale, "softcap": self.softcap}
         left, right = call.left, call.right
         if self.slopes and call.kb != call.qb:  # else the call's positions are the sequence's
@@ -527,9 +696,10 @@ class _Call:
             options["window"] = left, right
         elif right == 0:
             options["causal"] = True
-        if len(call.cu_q) > 2:
-            options["cu_seqlens_q"], options["cu_seqlens_kv"] = (torch.tensor(x, dtype=torch.int32, device=self.device)
-                                                                 for x in (call.cu_q, call.cu_k))
+        if packed or len(call.cu_q) > 2:
+            for name, cu in ("cu_seqlens_q", call.cu_q), ("cu_seqlens_kv", call.cu_k):
+                if cu:
+                    options[name] = torch.tensor(cu, dtype=torch.int32, device=self.device)
             options["max_seqlen_q"] = max(b - a for a, b in zip(call.cu_q, call.cu_q[1:]))
         if mask:
             options["block_mask"] = _mask_slice(mask, call.qa, call.qb, call.ka, call.kb, heads)
@@ -552,6 +722,11 @@ def _cut(x, rows, dim=1):
     if rows is None:
         return x
     return x[:, rows] if dim == 1 else x[:, :, rows]
+
+
+def _for_sequences(x, sequences):
+    """[rows, H, D] -> [sequences, rows - sequences + 1, H, D], whose i-th sequence begins at row i: CUDA takes no stride of 0 between sequences."""
+    return x.as_strided((sequences, x.shape[0] - sequences + 1, *x.shape[1:]), (x.stride(0), *x.stride()))
 
 
 class _Part:
@@ -590,16 +765,19 @@ class _Part:
             if not done and step.inner is not None:
                 self._clear(step.place)
             fresh = not any(a < rows[1] and rows[0] < b for a, b in done)
-            waits = not fresh and step.inner is None and not step.packed and not _accumulates(self.q)
+            waits = not fresh and step.inner is None and not _accumulates(self.q)
             if not waits:
                 self._merge_waiting(step.place)
             lse = whole if step.inner is None else whole[:, :, step.inner].contiguous()
             arrays = [_cut(self.q, step.rows), _cut(k, step.keys), _cut(v, step.keys), _cut(self.out, step.rows), lse]
             if step.packed:
                 arrays = [x[0] for x in arrays]
+            if step.sequences:
+                arrays[1:3] = (_for_sequences(x, step.sequences) for x in arrays[1:3])
             *qkv, into, given = arrays
             if waits:
-                self.waiting[step.place].append(_forward(*qkv, out_dtype="f32", return_lse=True, **step.options, **self.extra))
+                found = _forward(*qkv, out_dtype="f32", return_lse=True, **step.options, **self.extra)
+                self.waiting[step.place].append(tuple(x[None] for x in found) if step.packed else found)
                 done.append(rows)
                 if len(self.waiting[step.place]) == _TOGETHER:
                     self._merge_waiting(step.place)
@@ -630,7 +808,7 @@ class _Part:
 
     def add_gradients(self, k, v, dk, dv, k_place):
         """Adds to dq, and to dk and dv f32 of k's and v's shapes."""
-        for step in self.call.steps(k_place, self.heads):
+        for step in self.call.steps(k_place, self.heads, back=True):
             arrays = [_cut(x, step.rows) for x in (self.d_out, self.q, self.out, self.dq)] + [_cut(x, step.keys) for x in (k, v, dk, dv)]
             statistics = [None if x is None else _cut(x[step.place], step.inner, 2).contiguous() for x in (self.lse, self.d_lse)]
             if step.packed:
@@ -685,20 +863,21 @@ def _pieces(x, n):
     return (x,) if n == 1 else x.unflatten(2, (n, -1)).unbind(2)
 
 
-def _gathered(k, v, call):
-    """Yields K and V [B, S, heads, D] of the whole sequence, some heads at a time; the next heads arrive meanwhile."""
+def _gathered(k, v, call, room=0):
+    """Yields K and V [B, S, heads, D] of the whole sequence, some heads at a time; the next heads arrive meanwhile. room: as in _Order.whole()."""
     pending = None
     for pair in [*zip(_pieces(k, call.head_pieces), _pieces(v, call.head_pieces)), None]:
-        started = pair and _all_gather(_pack(pair), call.group, asynchronous=True)
+        started = pair and _all_gather(_pack(pair, 2), call.group, asynchronous=True)
         if pending:
-            pending[1].wait()
-            yield [_ordered(x, call.layout, 1) for x in pending[0].arrays()]
+            came, work = pending
+            work.wait()
+            yield _Packed(k, came.kinds, buffer=call.order.whole(came.buffer, 1, room)).arrays()
         pending = started
 
 
 def _all_gather_forward(call, q, k, v, slopes, dtype):
     parts, out, lse = _results(call, q, slopes, dtype)
-    for part, kv in zip(parts, _gathered(k, v, call)):
+    for part, kv in zip(parts, _gathered(k, v, call, call.room)):
         part.add_keys(*kv, (0, call.total))
     return parts, out, lse
 
@@ -708,7 +887,7 @@ def _all_gather_backward(call, q, k, v, out, lse, d_out, d_lse, slopes):
     for part, kv in zip(_parts_of_result(call, q, slopes, d_out, d_lse, out, lse, dq), _gathered(k, v, call)):
         gradients = [torch.zeros_like(x, dtype=torch.float32, memory_format=torch.contiguous_format) for x in kv]
         part.add_gradients(*kv, *gradients, (0, call.total))
-        found.append(_sums_of_ranks([_by_owner(x, call.layout, call.group.ranks) for x in gradients], call.group))
+        found.append(_sums_of_ranks([call.order.by_rank(x) for x in gradients], call.group))
     return dq, *(x[0] if len(x) == 1 else torch.cat(x, 2) for x in zip(*found))
 
 
@@ -748,15 +927,15 @@ def _to_heads(arrays, call):
     ranks = call.group.ranks
     arrays = [x.repeat_interleave(ranks // x.shape[2], 2) if x.shape[2] < ranks else x for x in arrays]
     sent = [x.unflatten(2, (ranks, -1)).movedim(2, 0) for x in arrays]
-    came = _exchange(_pack_for_ranks(sent), call.group)
-    return [_ordered(x, call.layout, 1) for x in came.arrays()]
+    came = _exchange(_pack(sent, 1), call.group)
+    return [call.order.whole(x, 1) for x in came.arrays()]
 
 
 def _to_tokens(arrays, call, heads):
     """The reverse. Where an array's heads, of which there are `heads`, were repeated: the sums."""
     ranks = call.group.ranks
-    sent = [_by_owner(x, call.layout, ranks) for x in arrays]
-    came = _exchange(_pack_for_ranks(sent), call.group)
+    sent = [call.order.by_rank(x) for x in arrays]
+    came = _exchange(_pack(sent, 1), call.group)
     back = [x.movedim(0, 2).flatten(2, 3) for x in came.arrays()]
     return [x if x.shape[2] == n else x.unflatten(2, (n, -1)).sum(3) for x, n in zip(back, heads)]
 
@@ -921,7 +1100,6 @@ def _check_compare(compare):
 def _attention_call(group, q, k, v, slopes, sinks, gradients, block_mask, offsets, scheme, layout, causal, window, scale, softcap, head_pieces,
                     out_dtype):
     """Checks the arguments of attention() -> a _Call."""
-    _check_layout(layout)
     if scheme != "auto" and scheme not in _SCHEMES:
         raise InvalidArgument(f"scheme is {scheme!r}; accepted: auto, {', '.join(_SCHEMES)}")
     dims = 4 if offsets is None else 3
@@ -941,14 +1119,11 @@ def _attention_call(group, q, k, v, slopes, sinks, gradients, block_mask, offset
                               "multiple of the ranks, K/V heads too or a divisor of them")
     if head_pieces is not None and (head_pieces < 1 or heads_kv % head_pieces):
         raise InvalidArgument(f"head_pieces is {head_pieces}; accepted: divisors of {heads_kv}, the heads of k")
-    documents = None
+    _check_layout(layout, offsets, n * ranks)
     if offsets is not None:
-        if not offsets or offsets[0] != 0 or any(a > b for a, b in zip(offsets, offsets[1:])) or offsets[-1] > n * ranks:
-            raise InvalidArgument(f"cu_seqlens is {list(offsets[:8])}{' ...' if len(offsets) > 8 else ''}; accepted: integers from 0 that do not "
-                                  f"decrease, up to {n * ranks}")
+        _checked_offsets(offsets, n * ranks)
         if block_mask is not None:
             raise InvalidArgument("block_mask is given with cu_seqlens; accepted: one of them")
-        documents = list(zip(offsets, offsets[1:]))
     if block_mask is not None and tuple(block_mask.shape[2:]) != (n * ranks, n * ranks):
         raise InvalidArgument(f"block_mask has shape {block_mask.shape}; accepted: {n * ranks} queries and keys")
     part = n if layout == "contiguous" else n // 2
@@ -975,7 +1150,7 @@ def _attention_call(group, q, k, v, slopes, sinks, gradients, block_mask, offset
     if slopes is not None and scheme != "ulysses":
         if gradients:
             raise Unsupported(f"alibi_slopes with gradients in scheme {scheme}; accepted: scheme ulysses, or torch.no_grad()")
-        if documents is not None:
+        if offsets is not None:
             raise Unsupported(f"alibi_slopes with cu_seqlens in scheme {scheme}; accepted: scheme ulysses")
         if q.device.type != "cpu":
             raise Unsupported(f"alibi_slopes on {q.device} in scheme {scheme}; accepted: scheme ulysses, or tensors of the CPU")
@@ -983,7 +1158,7 @@ def _attention_call(group, q, k, v, slopes, sinks, gradients, block_mask, offset
              "scheme": scheme, "layout": layout, "window[0]": int(left), "window[1]": int(right), **_numbers(scale, softcap),
              "alibi_slopes given": slopes is not None, "sinks given": sinks is not None, "block_mask given": block_mask is not None,
              "head_pieces": head_pieces, "out_dtype": str(out_dtype or q.dtype), "cu_seqlens": offsets, "gradients wanted": gradients}
-    return _Call(group, facts, scheme=scheme, layout=layout, left=left, right=right, scale=scale, softcap=softcap, documents=documents,
+    return _Call(group, facts, scheme=scheme, layout=layout, left=left, right=right, scale=scale, softcap=softcap, offsets=offsets,
                  block_mask=block_mask, slopes=slopes is not None, head_pieces=head_pieces, q=q, k=k, v=v)
 
 
@@ -1109,7 +1284,7 @@ def _parts_of_ranks(q, k, v, group, heads, options):
     if split and found.buffer.numel() > _MOST_GATHERED:
         out, lse = found.arrays()
         sent = out.unflatten(2, (group.ranks, -1)).movedim(2, 0), lse.unflatten(1, (group.ranks, -1)).movedim(1, 0)
-        outs, lses = _exchange(_pack_for_ranks(sent), group).arrays()
+        outs, lses = _exchange(_pack(sent, 1), group).arrays()
     else:
         outs, lses = _all_gather(found, group)[0].arrays()
         if split:

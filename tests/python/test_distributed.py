@@ -199,14 +199,15 @@ def near(got, want, bound, what):
     assert error < bound, f"{what}: {error}"
 
 
-def mine(x, layout, dim=1):
+def mine(x, layout, dim=1, cu_seqlens=None):
     import attn.distributed as ad
-    return ad.shard(x, layout=layout, dim=dim)
+    return ad.shard(x, layout=layout, dim=dim, cu_seqlens=cu_seqlens)
 
 
-def variants(ranks, number):
+def variants(ranks, number, packed=False):
     """(scheme, layout) pairs of a case; with many ranks they take turns."""
-    found = [(s, y) for s, y in itertools.product(("all_gather", "ring", "ulysses"), ("zigzag", "contiguous")) if s != "ulysses" or 8 % ranks == 0]
+    layouts = ("zigzag", "contiguous", "documents") if packed else ("zigzag", "contiguous")
+    found = [(s, y) for s, y in itertools.product(("all_gather", "ring", "ulysses"), layouts) if s != "ulysses" or 8 % ranks == 0]
     return found if ranks < 4 else found[number % 2::2]
 
 
@@ -218,8 +219,9 @@ def schemes(rank, ranks):
         packed = "cu_seqlens" in options
         q, k, v = tensors(12 * ranks, batch=1 if packed else 2)
         want, want_lse = dense(q.double(), k.double(), v.double(), visible, **rules)
-        for scheme, layout in variants(ranks, number):
-            local = [mine(x[0] if packed else x, layout, 0 if packed else 1) for x in (q, k, v)]
+        cu = options.get("cu_seqlens")
+        for scheme, layout in variants(ranks, number, packed):
+            local = [mine(x[0] if packed else x, layout, 0 if packed else 1, cu) for x in (q, k, v)]
             counts = {x["name"]: attn._attn.launch_count(x["name"]) for x in attn.info()["kernels"] if x["backend"] == "cpu"}
             pieces = 4 if (scheme, layout) == ("all_gather", "zigzag") else None
             out, lse = ad.attention(*local, scheme=scheme, layout=layout, return_lse=True, head_pieces=pieces, **options)
@@ -227,8 +229,8 @@ def schemes(rank, ranks):
             if packed:
                 out, lse = out[None], lse[None]
             what = f"{name} {scheme} {layout} on {ranks}"
-            near(out, mine(want, layout), 1e-5, what)
-            near(lse, mine(want_lse, layout, 2), 1e-5, what + " lse")
+            near(out, mine(want, layout, 1, cu), 1e-5, what)
+            near(lse, mine(want_lse, layout, 2, cu), 1e-5, what + " lse")
     q, k, v = tensors(12 * ranks)
     whole = attn.forward(q, k, v, causal=True)
     for layout in "zigzag", "contiguous":
@@ -254,13 +256,14 @@ def merged(rank, ranks):
         packed = "cu_seqlens" in options
         q, k, v = tensors(12 * ranks, batch=1 if packed else 2)
         want, want_lse = dense(q.double(), k.double(), v.double(), visible, **rules)
-        for layout in "zigzag", "contiguous":
-            local = [mine(x[0] if packed else x, layout, 0 if packed else 1) for x in (q, k, v)]
+        cu = options.get("cu_seqlens")
+        for layout in ("zigzag", "contiguous", "documents")[:3 if packed else 2]:
+            local = [mine(x[0] if packed else x, layout, 0 if packed else 1, cu) for x in (q, k, v)]
             out, lse = ad.attention(*local, scheme="ring", layout=layout, return_lse=True, **options)
             if packed:
                 out, lse = out[None], lse[None]
-            near(out, mine(want, layout), 1e-5, f"{name} {layout}")
-            near(lse, mine(want_lse, layout, 2), 1e-5, f"{name} {layout} lse")
+            near(out, mine(want, layout, 1, cu), 1e-5, f"{name} {layout}")
+            near(lse, mine(want_lse, layout, 2, cu), 1e-5, f"{name} {layout} lse")
     assert merges.calls
 
 
@@ -295,10 +298,11 @@ def gradients(rank, ranks):
         d_lse = torch.where(torch.isfinite(want_lse), d_lse, 0.0)
         wanted = torch.autograd.grad((want * d_out).sum() + torch.where(torch.isfinite(want_lse), want_lse * d_lse, 0.0).sum(),
                                      [*whole, *([rules["sinks"]] if sinks is not None else [])])
-        for scheme, layout in variants(ranks, number):
+        cu = options.get("cu_seqlens")
+        for scheme, layout in variants(ranks, number, packed):
             what = f"{name} {scheme} {layout} on {ranks}"
             dim = 0 if packed else 1
-            local = [mine(x.detach().float()[0] if packed else x.detach().float(), layout, dim).requires_grad_() for x in whole]
+            local = [mine(x.detach().float()[0] if packed else x.detach().float(), layout, dim, cu).requires_grad_() for x in whole]
             if sinks is not None:
                 options = {**options, "sinks": sinks.clone().requires_grad_()}
             leaves = [*local, *([options["sinks"]] if sinks is not None else [])]
@@ -308,7 +312,7 @@ def gradients(rank, ranks):
             except attn.Unsupported as error:  # on every rank
                 assert "alibi" in name and scheme != "ulysses", (what, error)
                 continue
-            of_out, of_lse = mine(d_out.float(), layout), mine(d_lse.float(), layout, 2)
+            of_out, of_lse = mine(d_out.float(), layout, 1, cu), mine(d_lse.float(), layout, 2, cu)
             loss = (out * (of_out[0] if packed else of_out)).sum() + torch.where(torch.isfinite(lse), lse * (of_lse[0] if packed else of_lse), 0.0).sum()
             got = torch.autograd.grad(loss, leaves)
             for x, y, letter in zip(got, wanted, "qkvs"):
@@ -316,7 +320,7 @@ def gradients(rank, ranks):
                     dist.all_reduce(x)
                     near(x, y, 1e-4, what + " sinks")
                 else:
-                    near(x[None] if packed else x, mine(y, layout), 3e-5, f"{what} d{letter}")
+                    near(x[None] if packed else x, mine(y, layout, 1, cu), 3e-5, f"{what} d{letter}")
 
 
 def decodes(rank, ranks):
