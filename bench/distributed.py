@@ -13,6 +13,7 @@ rank. "python_calls": how many Python functions a call enters."""
 import argparse
 import cProfile
 import datetime
+import itertools
 import json
 import os
 import pstats
@@ -32,6 +33,7 @@ import measured  # noqa: E402
 import timing  # noqa: E402
 
 SCHEMES, COMPARE = ("all_gather", "ring", "ulysses"), ("always", "once")
+WAYS = [*((s, False) for s in SCHEMES), ("all_gather", True)]  # (scheme, peers)
 HEADS, HEADS_KV, DIM = 32, 8, 128
 
 
@@ -109,11 +111,12 @@ def prefill(arguments, device, ranks):
         alone_ms, _ = timed(lambda: attn.forward(q, k, v, causal=True), device)
         whole = attn.forward(q, k, v, causal=True)
         local = [ad.shard(x) for x in (q, k, v)]
-        for scheme in SCHEMES:
-            cell = {"tokens": tokens, "scheme": scheme, "alone_ms": alone_ms}
-            cell |= columns(lambda compare: lambda: ad.attention(*local, causal=True, scheme=scheme, compare=compare), device, arguments.compare)
+        for scheme, peers in WAYS:
+            options = {"causal": True, "scheme": scheme, "peers": peers}
+            cell = {"tokens": tokens, "scheme": scheme, "peers": peers, "alone_ms": alone_ms}
+            cell |= columns(lambda compare: lambda: ad.attention(*local, compare=compare, **options), device, arguments.compare)
             cell["estimated_ms"] = round(1e3 * ad.estimate(ranks, tokens, heads_q=HEADS, heads_kv=HEADS_KV, head_dim=DIM)[scheme], 4)
-            difference = (ad.attention(*local, causal=True, scheme=scheme).float() - ad.shard(whole).float()).abs().max().item()
+            difference = (ad.attention(*local, **options).float() - ad.shard(whole).float()).abs().max().item()
             yield {**cell, "largest_difference": slowest(difference, device)}
 
 
@@ -121,9 +124,9 @@ def pieces(arguments, device, ranks):
     """all_gather in other numbers of pieces of heads than estimate() chooses."""
     for tokens in arguments.tokens:
         local = [ad.shard(x) for x in of_heads(device, tokens)]
-        for n in 1, 2, 4:
-            cell = {"tokens": tokens, "head_pieces": n}
-            options = {"causal": True, "scheme": "all_gather", "head_pieces": n}
+        for n, peers in itertools.product((1, 2, 4), (False, True)):
+            cell = {"tokens": tokens, "head_pieces": n, "peers": peers}
+            options = {"causal": True, "scheme": "all_gather", "head_pieces": n, "peers": peers}
             yield cell | columns(lambda compare: lambda: ad.attention(*local, compare=compare, **options), device, arguments.compare)
 
 
@@ -138,11 +141,15 @@ def documents(arguments, device, ranks):
     offsets = torch.tensor(ends, dtype=torch.int32, device=device)
     longest = max(b - a for a, b in zip(ends, ends[1:]))
     alone_ms, _ = timed(lambda: attn.forward(q, k, v, causal=True, cu_seqlens_q=offsets, cu_seqlens_kv=offsets, max_seqlen_q=longest), device)
-    local = [ad.shard(x, dim=0) for x in (q, k, v)]
-    for scheme in SCHEMES:
-        cell = {"tokens": tokens, "documents": len(ends) - 1, "scheme": scheme, "alone_ms": alone_ms}
-        options = {"causal": True, "cu_seqlens": ends, "scheme": scheme}
-        yield cell | columns(lambda compare: lambda: ad.attention(*local, compare=compare, **options), device, arguments.compare)
+    whole = attn.forward(q, k, v, causal=True, cu_seqlens_q=offsets, cu_seqlens_kv=offsets, max_seqlen_q=longest)
+    for layout, (scheme, peers) in itertools.product(("zigzag", "documents"), WAYS):
+        local = [ad.shard(x, dim=0, layout=layout, cu_seqlens=ends) for x in (q, k, v)]
+        for n in (1, 2, 4) if peers else (None,):
+            cell = {"tokens": tokens, "documents": len(ends) - 1, "layout": layout, "scheme": scheme, "peers": peers, "head_pieces": n, "alone_ms": alone_ms}
+            options = {"causal": True, "cu_seqlens": ends, "scheme": scheme, "layout": layout, "peers": peers, "head_pieces": n}
+            cell |= columns(lambda compare: lambda: ad.attention(*local, compare=compare, **options), device, arguments.compare)
+            difference = ad.attention(*local, **options).float() - ad.shard(whole, dim=0, layout=layout, cu_seqlens=ends).float()
+            yield {**cell, "largest_difference": slowest(difference.abs().max().item(), device)}
 
 
 def decode(arguments, device, ranks):

@@ -69,24 +69,28 @@ def _of_documents(offsets, ranks, total):
     work = [0.0] * ranks  # pairs of queries and keys under a causal mask, less what all ranks have
 
     def give(size, rank, piece, count):
+        if size is not sizes[-1]:
+            work[rank] += count * (sum(size[:piece + 1]) + 0.5 * count)
+            for later in range(piece + 1, pieces):
+                work[min(later, pieces - 1 - later)] += size[later] * count
         size[piece] += count
         tokens[rank] += count
-        if size is not sizes[-1]:
-            work[rank] += count * (piece + 0.5) / pieces * sum(size)
 
     longest = sorted(range(len(sizes)), key=lambda d: offsets[d] - ends[d])
     for d in longest:
         size, left, given = sizes[d], ends[d] - offsets[d] - sum(sizes[d]), set()
         while left:
-            # The rank with the fewest tokens, of its two pieces the one that brings its work nearer to the others'.
-            rank = min((r for r in range(ranks) if r not in given), key=lambda r: (tokens[r], work[r]))
+            # Of the ranks with few tokens the one with the least work, of its two pieces the one that brings it nearer to the others'.
+            some = [r for r in range(ranks) if r not in given]
+            few = min(tokens[r] for r in some) + _TILE
+            rank = min((r for r in some if tokens[r] < few), key=lambda r: (work[r], tokens[r]))
             given.add(rank)
             if len(given) == ranks:
                 given.clear()
             count = min(left, _TILE)
             give(size, rank, rank if work[rank] * ranks > sum(work) else pieces - 1 - rank, count)
             left -= count
-    # Ranks differ by less than a tile now. Where documents are long enough, tokens that see few keys even them out.
+    # Ranks differ by some tiles at most now. Tokens that see few keys even them out, of long documents if there are.
     want = total // ranks
     for d in longest:
         for rank in range(ranks):
@@ -228,7 +232,7 @@ class _Group:
         self.of_masks = weakref.WeakKeyDictionary()  # what depends on a mask goes with it
         self.compared = _Kept(_MOST_COMPARED)
         self.failed = None  # why no call can use the group any more
-        self.peers = {}  # by device: memory that all ranks read. A graph may need what is too small for later calls
+        self.peers = {}  # by device and use: memory that all ranks read
 
     @property
     def group(self):
@@ -449,6 +453,52 @@ class _Passing:
         return self.arriving
 
 
+class _Peers:
+    """Memory of this rank's GPU that all ranks read, and theirs, over NVLink or PCIe: torch's symmetric memory."""
+
+    def __init__(self, group, device, size):
+        if device.type != "cuda":
+            raise Unsupported(f"peers with tensors on {device}; accepted: GPUs of one host")
+        from torch.distributed import _symmetric_memory as symmetric  # torch has no public name for it
+        memory = symmetric.empty(size, dtype=torch.uint8, device=device)
+        self.handle = symmetric.rendezvous(memory, group.group)
+        self.buffers = [memory if r == group.rank else self.handle.get_remote_tensor(r, (size,), torch.uint8) for r in range(group.ranks)]
+        self.streams = [torch.cuda.Stream(device) for _ in range(group.ranks - 1)]  # copies from the others
+        self.limit = int((_time_out(group.group) or _USUAL).total_seconds() * 1000)
+
+    def meet(self, channel):
+        """The stream goes on when those of all ranks have got here."""
+        self.handle.barrier(channel=channel, timeout_ms=self.limit)
+
+    def copy_beside(self, copies):
+        """A function that makes the current stream wait until copies[i] = [(into, from), ...] are done, from the i-th rank after this one.
+
+        They begin when the stream has got here. Copies of contiguous memory are the copy engines', so kernels keep all multiprocessors."""
+        here = torch.cuda.current_stream()
+        begin, ends = here.record_event(), []
+        for stream, pairs in zip(self.streams, copies):
+            stream.wait_event(begin)
+            with torch.cuda.stream(stream):
+                for into, x in pairs:
+                    into.copy_(x)
+            ends.append(stream.record_event())
+
+        def wait():
+            for event in ends:
+                here.wait_event(event)
+        return wait
+
+
+def _peers_of(group, device, what, size):
+    """(peers, size or more, views that are kept), of memory that serves `what`. A graph may need memory that is too small for later calls."""
+    kept = group.peers.setdefault((device, what), [])
+    if not kept or kept[-1][1] < size:
+        kept.append((_Peers(group, device, size), size, _Kept(_MOST_CALLS)))
+    return kept[-1]
+
+
+
+
 # ---- which calls compute a rectangle of queries and keys ------------------------------------------
 
 @dataclass
@@ -603,12 +653,12 @@ class _Step:
 class _Call:
     """What calls of attention() with equal shapes, types and options have in common. `facts` are what all ranks must agree on."""
 
-    def __init__(self, group, facts, *, scheme, layout, left, right, scale, softcap, offsets, block_mask, slopes, head_pieces, q, k, v):
+    def __init__(self, group, facts, *, scheme, layout, left, right, scale, softcap, offsets, block_mask, slopes, head_pieces, peers, q, k, v):
         self.group, self.facts, self.number = group, facts, _number(facts)
         self.scheme, self.layout, self.left, self.right, self.scale, self.softcap = scheme, layout, left, right, scale, softcap
         self.documents = None if offsets is None else list(zip(offsets, offsets[1:]))  # [(begin, end), ...] of packed tokens, None: sequences
         self.slopes = slopes  # whether there are ALiBi slopes
-        self.head_pieces = head_pieces
+        self.head_pieces, self.peers = head_pieces, peers
         self.batch, self.device = (q.shape[0] if offsets is None else 1), q.device
         self.heads, self.heads_kv, self.dim, self.dim_v = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
         n = q.shape[-3]
@@ -639,6 +689,9 @@ class _Call:
         self._steps = {(k_place, heads): list(self._make_steps(k_place, heads, block_mask))
                        for k_place in k_places for heads in (self.heads_of_parts() if block_mask else [None])}
         self._steps_back = self._steps
+
+    def gathered(self, k, v, room=0):
+        return (_gathered_from_peers if self.peers and self.group.ranks > 1 else _gathered)(k, v, self, room)
 
     def heads_of_parts(self):
         """(first, count) of each part's query heads."""
@@ -875,16 +928,54 @@ def _gathered(k, v, call, room=0):
         pending = started
 
 
+def _gathered_from_peers(k, v, call, room=0):
+    """_gathered() by copies from the other GPUs' memory, which go on while kernels compute.
+
+    Ranks meet twice: all have read the last call's keys before one writes its own, and have written them before one reads."""
+    group, (b, n), pieces = call.group, k.shape[:2], call.head_pieces
+    pairs = list(zip(_pieces(k, pieces), _pieces(v, pieces)))
+    kinds = [(x.dtype, tuple(x.shape[2:])) for x in pairs[0]]
+    row = _places(tuple(kinds))[1]
+    peers, _, views = _peers_of(group, k.device, "attention", 1 << max(16, (pieces * b * n * row - 1).bit_length()))
+    name = pieces, b, n, row
+    found = views.find(name)
+    if found is None:
+        found = [x[:pieces * b * n * row].view(pieces, b, n, row) for x in peers.buffers]
+        views.keep(name, found)
+    peers.meet(0)
+    for pair, bytes_of_piece in zip(pairs, found[group.rank]):
+        _Packed(k, kinds, buffer=bytes_of_piece).fill(pair)
+    peers.meet(1)
+    arriving = []
+    for i in range(pieces):
+        whole = k.new_empty((b, call.total + 2 * room, row), dtype=torch.uint8)
+        copies = []
+        for r in ((group.rank + step) % group.ranks for step in range(1, group.ranks + 1)):
+            into_from, at = [], 0
+            for start, tokens in call.order.pieces(r):
+                into_from += [(whole[entry, room + start:][:tokens], found[r][i, entry, at:at + tokens]) for entry in range(b)]
+                at += tokens
+            copies.append(into_from)
+        arriving.append((whole, copies))
+    waits = [peers.copy_beside(copies[:-1]) for _, copies in arriving]
+    for whole, copies in arriving:
+        for into, x in copies[-1]:
+            into.copy_(x)
+    for (whole, _), wait in zip(arriving, waits):
+        wait()
+        yield _Packed(k, kinds, buffer=whole).arrays()
+
+
 def _all_gather_forward(call, q, k, v, slopes, dtype):
     parts, out, lse = _results(call, q, slopes, dtype)
-    for part, kv in zip(parts, _gathered(k, v, call, call.room)):
+    for part, kv in zip(parts, call.gathered(k, v, call.room)):
         part.add_keys(*kv, (0, call.total))
     return parts, out, lse
 
 
 def _all_gather_backward(call, q, k, v, out, lse, d_out, d_lse, slopes):
     dq, found = torch.zeros(q.shape, dtype=torch.float32, device=q.device), []
-    for part, kv in zip(_parts_of_result(call, q, slopes, d_out, d_lse, out, lse, dq), _gathered(k, v, call)):
+    for part, kv in zip(_parts_of_result(call, q, slopes, d_out, d_lse, out, lse, dq), call.gathered(k, v)):
         gradients = [torch.zeros_like(x, dtype=torch.float32, memory_format=torch.contiguous_format) for x in kv]
         part.add_gradients(*kv, *gradients, (0, call.total))
         found.append(_sums_of_ranks([call.order.by_rank(x) for x in gradients], call.group))
@@ -1098,7 +1189,7 @@ def _check_compare(compare):
 
 
 def _attention_call(group, q, k, v, slopes, sinks, gradients, block_mask, offsets, scheme, layout, causal, window, scale, softcap, head_pieces,
-                    out_dtype):
+                    out_dtype, peers):
     """Checks the arguments of attention() -> a _Call."""
     if scheme != "auto" and scheme not in _SCHEMES:
         raise InvalidArgument(f"scheme is {scheme!r}; accepted: auto, {', '.join(_SCHEMES)}")
@@ -1114,6 +1205,8 @@ def _attention_call(group, q, k, v, slopes, sinks, gradients, block_mask, offset
         raise InvalidArgument(f"q has {n} tokens on this rank; accepted in layout {layout}: {'an even number' if n else '1 or more'}")
     if heads_kv == 0 or heads % heads_kv or v.shape[-2] != heads_kv:
         raise InvalidArgument(f"q has {heads} heads, k {heads_kv}, v {v.shape[-2]}; accepted: k's for v, a multiple for q")
+    if peers and scheme not in ("all_gather", "auto"):
+        raise InvalidArgument(f"peers with scheme {scheme}; accepted: all_gather, auto")
     if scheme == "ulysses" and not _splits(heads, heads_kv, ranks):
         raise InvalidArgument(f"scheme is ulysses with {heads} and {heads_kv} heads on {ranks} ranks; accepted: query heads that are a "
                               "multiple of the ranks, K/V heads too or a divisor of them")
@@ -1142,7 +1235,7 @@ def _attention_call(group, q, k, v, slopes, sinks, gradients, block_mask, offset
                         batch=q.shape[0] if dims == 4 else 1, causal=right == 0, bytes_per_element=q.element_size(), head_pieces=pieces)
     if scheme == "auto":
         found = seconds(head_pieces)
-        scheme = "ulysses" if slopes is not None and "ulysses" in found else min(found, key=found.get)
+        scheme = "ulysses" if slopes is not None and "ulysses" in found else "all_gather" if peers else min(found, key=found.get)
     if scheme != "all_gather":
         head_pieces = 1
     elif head_pieces is None:
@@ -1157,9 +1250,10 @@ def _attention_call(group, q, k, v, slopes, sinks, gradients, block_mask, offset
     facts = {"function": "attention", **_sizes(q=q, k=k, v=v), **{f"{name}.dtype": str(x.dtype) for name, x in (("q", q), ("k", k), ("v", v))},
              "scheme": scheme, "layout": layout, "window[0]": int(left), "window[1]": int(right), **_numbers(scale, softcap),
              "alibi_slopes given": slopes is not None, "sinks given": sinks is not None, "block_mask given": block_mask is not None,
-             "head_pieces": head_pieces, "out_dtype": str(out_dtype or q.dtype), "cu_seqlens": offsets, "gradients wanted": gradients}
+             "head_pieces": head_pieces, "out_dtype": str(out_dtype or q.dtype), "cu_seqlens": offsets, "gradients wanted": gradients,
+             "peers": bool(peers)}
     return _Call(group, facts, scheme=scheme, layout=layout, left=left, right=right, scale=scale, softcap=softcap, offsets=offsets,
-                 block_mask=block_mask, slopes=slopes is not None, head_pieces=head_pieces, q=q, k=k, v=v)
+                 block_mask=block_mask, slopes=slopes is not None, head_pieces=head_pieces, peers=peers, q=q, k=k, v=v)
 
 
 def _sizes(**arrays):
@@ -1196,7 +1290,7 @@ def _kept_call(group, compare, mask, key, make):
 
 def attention(q, k, v, *, group=None, scheme="auto", layout="zigzag", causal=False, window=(-1, -1), scale=None, softcap=0.0,
               alibi_slopes=None, sinks=None, block_mask=None, cu_seqlens=None, out_dtype=None, return_lse=False, head_pieces=None,
-              compare="always"):
+              peers=False, compare="always"):
     """attn.forward(q, k, v) over sequences of which every rank of `group` has the same number of tokens -> its rows of out, or (out, lse).
 
     q [B, n, Hq, D], k [B, n, Hkv, D], v [B, n, Hkv, Dv] on this rank, as shard() with `layout` cuts them; out [B, n, Hq, Dv],
@@ -1208,7 +1302,7 @@ def attention(q, k, v, *, group=None, scheme="auto", layout="zigzag", causal=Fal
                        "ring": K and V pass from rank to rank while the last ones are computed; results are merged. Takes the least
                        memory. "ulysses": queries, keys and values are exchanged so that each rank has some heads of all tokens;
                        Hq is a multiple of the ranks, and Hkv too or a divisor of them. "auto": the fastest by estimate()
-    layout             "zigzag" or "contiguous", see chunks()
+    layout             "zigzag", "contiguous", or "documents" with cu_seqlens, see chunks()
     causal, window, scale, softcap  as in attn.forward, on the whole sequence
     alibi_slopes       f32 [Hq]; schemes other than ulysses take them on the CPU alone, without gradients and cu_seqlens
     sinks              f32 [Hq], the same on all ranks
@@ -1217,6 +1311,10 @@ def attention(q, k, v, *, group=None, scheme="auto", layout="zigzag", causal=Fal
                        then packed, [n, H, D], out [n, Hq, Dv], lse [Hq, n]; tokens after the last document have out 0 and lse -inf
     out_dtype          a torch.dtype, None: q's. Partial results are f32 in any case
     head_pieces        all_gather: in how many pieces of heads, a divisor of Hkv; None: 1, 2 or 4, the fastest by estimate()
+    peers              True: GPUs of one host copy K and V from each other's memory, without NCCL, which leaves all multiprocessors to the
+                       computation. all_gather, and other ranks' part of its gradients, which goes over the group. The memory, that of
+                       k and v rounded up to a power of two, is kept with the group. A call of larger sizes than those before makes
+                       it, so make one before a graph is captured. All calls are in one stream
     compare            "always": each call first compares shapes, types and options over the group, on the host. "once": a call with
                        shapes, types and options that were compared before does not. You promise that all ranks make the same calls
                        in the same order; a rank that does not leaves the others waiting until the group's time-out
@@ -1232,11 +1330,11 @@ def attention(q, k, v, *, group=None, scheme="auto", layout="zigzag", causal=Fal
         if cu_seqlens is not None:
             offsets = tuple(int(x) for x in cu_seqlens)
         return ("attention", q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, gradients, _shape(alibi_slopes),
-                _shape(sinks), offsets, scheme, layout, bool(causal), *window, scale, softcap, head_pieces, out_dtype)
+                _shape(sinks), offsets, scheme, layout, bool(causal), *window, scale, softcap, head_pieces, out_dtype, peers)
 
     call = _kept_call(mine, compare, block_mask, key, lambda: _attention_call(
         mine, q, k, v, alibi_slopes, sinks, gradients, block_mask, offsets, scheme, layout, causal, window, scale, softcap, head_pieces,
-        out_dtype))
+        out_dtype, peers))
     if offsets is not None:
         q, k, v = q[None], k[None], v[None]
     if gradients:
@@ -1295,31 +1393,11 @@ def _parts_of_ranks(q, k, v, group, heads, options):
     return outs.unbind(0), lses.unbind(0)
 
 
-class _Peers:
-    """Memory of this rank's GPU that all ranks read, and theirs, over NVLink or PCIe: torch's symmetric memory."""
-
-    def __init__(self, group, device, size):
-        if device.type != "cuda":
-            raise Unsupported(f"peers with tensors on {device}; accepted: GPUs of one host")
-        from torch.distributed import _symmetric_memory as symmetric  # torch has no public name for it
-        memory = symmetric.empty(size, dtype=torch.uint8, device=device)
-        self.handle = symmetric.rendezvous(memory, group.group)
-        self.buffers = [memory if r == group.rank else self.handle.get_remote_tensor(r, (size,), torch.uint8) for r in range(group.ranks)]
-        self.limit = int((_time_out(group.group) or _USUAL).total_seconds() * 1000)
-
-    def meet(self, channel):
-        """The stream goes on when those of all ranks have got here."""
-        self.handle.barrier(channel=channel, timeout_ms=self.limit)
-
-
 def _of_peers(group, device, *kinds):
     """(_Peers, for each of two kinds the arrays in each rank's memory). Those of one kind never overlap those of the other, in no call."""
     half = 1 << max(16, (max(_places(x)[1] for x in kinds) - 1).bit_length())
-    kept = group.peers.setdefault(device, [])
-    if not kept or kept[-1][0] < half:
-        kept.append((half, _Peers(group, device, 2 * half), _Kept(_MOST_CALLS)))
-    half, peers, views = kept[-1]
-    found = views.find(kinds)
+    peers, size, views = _peers_of(group, device, "decode", 2 * half)
+    half, found = size // 2, views.find(kinds)
     if found is None:
         found = [[[x[base + first:base + end].view(dtype).view(shape) for first, end, dtype, shape in _places(kind)[0]] for x in peers.buffers]
                  for base, kind in zip((0, half), kinds)]

@@ -54,6 +54,15 @@ class Distributed(unittest.TestCase):
         for ranks in 1, 2, 3, 4:
             self.run_ranks(ranks, "decodes")
 
+    def test_peers(self):
+        for ranks in 2, 3:
+            self.run_ranks(ranks, "by_peers")
+
+    def test_documents(self):
+        self.run_ranks(1, "divided_documents")
+        for ranks in 2, 4:
+            self.run_ranks(ranks, "documents")
+
     def test_equal_bits(self):
         self.run_ranks(2, "repeats")
 
@@ -374,6 +383,101 @@ def decodes(rank, ranks):
         near(paged, want, 1e-5, "pages")
 
 
+def by_peers(rank, ranks):
+    """The bits of the same call over the group, forward and backward, when sizes grow and shrink too."""
+    import torch
+    import attn
+    import attn.distributed as ad
+    ad._Peers = SharedFiles
+    made = SharedFiles.made
+    for total, batch in (12 * ranks, 2), (2400 * ranks, 1), (24 * ranks, 1):
+        for name, options, _, _ in cases(total // 12) if total < 1000 else [("causal", {"causal": True}, 0, 0), ("documents", {
+                "causal": True, "cu_seqlens": [0, 1000, 1001, 2047, total - 5]}, 0, 0)]:
+            packed = "cu_seqlens" in options
+            if "alibi" in name:
+                continue
+            q, k, v = (x[0] if packed else x for x in tensors(total, batch=1 if packed else batch))
+            for layout, pieces in itertools.product(("zigzag", "contiguous", "documents")[:3 if packed else 2], (1, 2)):
+                found = []
+                for peers in False, True:
+                    leaves = [mine(x, layout, 0 if packed else 1, options.get("cu_seqlens")).requires_grad_() for x in (q, k, v)]
+                    out = ad.attention(*leaves, layout=layout, scheme="all_gather", head_pieces=pieces, peers=peers, **options)
+                    found.append([out.detach(), *torch.autograd.grad(out.square().sum(), leaves)])
+                assert all(torch.equal(x, y) for x, y in zip(*found)), (name, layout, pieces)
+    assert SharedFiles.made == made + 2, "memory grows once"
+    try:
+        ad.attention(*tensors(24), scheme="ring", peers=True)
+    except attn.InvalidArgument as error:
+        assert str(error) == "peers with scheme ring; accepted: all_gather, auto"
+    else:
+        raise AssertionError("peers with ring")
+
+
+def random_documents(seed, total, longest):
+    import torch
+    g = torch.Generator().manual_seed(seed)
+    ends = [0]
+    while ends[-1] < total - longest:
+        ends.append(ends[-1] + int(torch.randint(0, longest, (1,), generator=g)))
+    return ends
+
+
+def divided_documents(rank, ranks):
+    """Pieces of documents are all tokens, the same number for each rank, and nearly the same work."""
+    import attn.distributed as ad
+    for ranks, longest, total in itertools.product((1, 2, 3, 4, 8), (5, 200, 3000, 20000), (48, 4800, 48000)):
+        ends = random_documents(ranks, total, longest)
+        of_ranks = [ad.chunks("documents", r, ranks, total // ranks, ends) for r in range(ranks)]
+        assert all(sum(n for _, n in x) == total // ranks for x in of_ranks)
+        assert sorted(t for x in of_ranks for start, n in x for t in range(start, start + n)) == list(range(total))
+        begin_of = {t: begin for begin, end in zip(ends, ends[1:]) for t in range(begin, end)}
+        work = [sum(t - begin_of.get(t, t) + 1 for start, n in x for t in range(start, start + n)) for x in of_ranks]
+        assert total < 48000 or max(work) * ranks < 1.06 * sum(work), (ranks, longest, total, work)
+    for bad in None, [], [0, 5, 3], [1, 5], [0, 49]:
+        try:
+            ad.chunks("documents", 0, 2, 24, bad)
+        except ad.InvalidArgument as error:
+            assert "cu_seqlens is" in str(error)
+        else:
+            raise AssertionError(bad)
+
+
+def documents(rank, ranks):
+    """Layout documents with pieces of several tiles, against the float64 formula: the calls that are made, out, lse and gradients."""
+    import torch
+    import attn.distributed as ad
+    ad._TILE = 4
+    kinds = set()
+    for seed, longest in enumerate((3, 40, 90)):
+        total = 48 * ranks
+        ends = random_documents(seed, total, longest)
+        number = torch.bucketize(torch.arange(total), torch.tensor(ends[1:]), right=True)
+        same = (number[:, None] == number) & (torch.arange(total) < ends[-1])
+        for name, options, visible in (("causal", {"causal": True}, band(total, -1, 0)), ("full", {}, band(total, -1, -1)),
+                                       ("window", {"causal": True, "window": (9, -1)}, band(total, 9, 0)), ("left", {"window": (6, -1)}, band(total, 6, -1)),
+                                       ("both", {"window": (11, 5)}, band(total, 11, 5))):
+            whole = [x.double().requires_grad_() for x in tensors(total, batch=1)]
+            want, want_lse = dense(*whole, visible & same)
+            wanted = torch.autograd.grad(want.square().sum(), whole)
+            for scheme in "all_gather", "ring", "ulysses":
+                what = f"{name} {scheme} {longest}"
+                local = [mine(x.detach().float()[0], "documents", 0, ends).requires_grad_() for x in whole]
+                out, lse = ad.attention(*local, scheme=scheme, layout="documents", cu_seqlens=ends, return_lse=True, **options)
+                near(out[None], mine(want, "documents", 1, ends), 1e-5, what)
+                near(lse[None], mine(want_lse, "documents", 2, ends), 1e-5, what)
+                for x, y, letter in zip(torch.autograd.grad(out.square().sum(), local), wanted, "qkv"):
+                    near(x[None], mine(y, "documents", 1, ends), 3e-5, f"{what} d{letter}")
+            x = mine(whole[0].detach(), "documents", 1, ends)
+            assert torch.equal(ad.gather(x, layout="documents", cu_seqlens=ends), whole[0])
+    for call in ad._of_group(None).calls.values():
+        if call.scheme != "ulysses" and call.layout == "documents" and call.left < 0:
+            steps = list(call._steps.values())
+            assert all(len(x) <= 1 for x in steps), "one call for all documents"
+            kinds.add((call.scheme, max(x.sequences > 0 for of_keys in steps for x in of_keys)))
+    # The last rank's two pieces are one, and so may be those of short documents.
+    assert {("all_gather", rank < ranks - 1), ("ring", False)} <= kinds, kinds
+
+
 class SharedFiles:
     """Instead of GPUs that read each other's memory: files that the ranks map."""
     made = 0
@@ -386,6 +490,11 @@ class SharedFiles:
 
     def meet(self, channel):
         self.barrier()
+
+    def copy_beside(self, copies):
+        for into, x in itertools.chain(*copies):
+            into.copy_(x)
+        return lambda: None
 
 
 def dense_at(q, k, v, visible, place, slopes):
