@@ -142,7 +142,7 @@ def documents(arguments, device, ranks):
     longest = max(b - a for a, b in zip(ends, ends[1:]))
     alone_ms, _ = timed(lambda: attn.forward(q, k, v, causal=True, cu_seqlens_q=offsets, cu_seqlens_kv=offsets, max_seqlen_q=longest), device)
     whole = attn.forward(q, k, v, causal=True, cu_seqlens_q=offsets, cu_seqlens_kv=offsets, max_seqlen_q=longest)
-    for layout, (scheme, peers) in itertools.product(("zigzag", "documents"), WAYS):
+    for (scheme, peers), layout in itertools.product(WAYS, ("zigzag", "documents")):
         local = [ad.shard(x, dim=0, layout=layout, cu_seqlens=ends) for x in (q, k, v)]
         for n in (1, 2, 4) if peers else (None,):
             cell = {"tokens": tokens, "documents": len(ends) - 1, "layout": layout, "scheme": scheme, "peers": peers, "head_pieces": n, "alone_ms": alone_ms}
@@ -258,8 +258,8 @@ def timeline(arguments):
     local = [ad.shard(x) for x in of_heads(device, tokens)]
     report = {**facts(arguments, ranks), "gpu": torch.cuda.get_device_name(), "tokens": tokens, "entry": "kind, stream, begin us, us, name", "schemes": {}}
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    for scheme in SCHEMES:
-        replay = as_graph(lambda: ad.attention(*local, causal=True, scheme=scheme, compare="once"))
+    for scheme, peers in WAYS:
+        replay = as_graph(lambda: ad.attention(*local, causal=True, scheme=scheme, peers=peers, compare="once"))
         for _ in range(3):
             replay()
         torch.cuda.synchronize()
@@ -283,11 +283,12 @@ def timeline(arguments):
         begin = min(e["ts"] for e in found)
         entries = [[kind(e["name"]), e["args"]["stream"], round(e["ts"] - begin, 1), round(e["dur"], 1), e["name"].partition("(")[0][:60]]
                    for e in sorted(found, key=lambda e: e["ts"])]
-        report["schemes"][scheme] = entries
+        name = scheme + " by peers" * peers
+        report["schemes"][name] = entries
         by_kind = {}
         for what, _, _, us, _ in entries:
             by_kind[what] = round(by_kind.get(what, 0) + us, 1)
-        print(scheme, len(entries), "entries, end", max(e[2] + e[3] for e in entries), by_kind, flush=True)
+        print(name, len(entries), "entries, end", max(e[2] + e[3] for e in entries), by_kind, flush=True)
     if rank == 0:
         measured.write(arguments.timeline, report)
     torch.cuda.synchronize()

@@ -422,6 +422,7 @@ def watchdog(rank, ranks, device, notes, arguments):
 def run_rank(rank, ranks, folder, arguments):
     import torch
     import torch.distributed as dist
+    import attn.distributed as ad
     notes, part = Notes(), arguments.part
     try:
         device = torch.device("cuda", rank)
@@ -429,6 +430,7 @@ def run_rank(rank, ranks, folder, arguments):
         torch.set_default_device(device)
         dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, device_id=device,
                                 timeout=datetime.timedelta(seconds=TIME_OUT if part in ("dies", "absent", "watchdog") else 60))
+        ad._TILE = 16  # so that short documents have two pieces on a rank
         globals()[part](rank, ranks, device, notes, arguments)
     except BaseException:
         notes.failures.append(traceback.format_exc()[-1500:])
