@@ -1129,22 +1129,27 @@ class Machine:
     network: float = 40e9  # bytes/s of a GPU between hosts: 80 % of 400 Gbit/s
     call: float = 900e-6  # of the host for a call, whatever its tokens: arguments and comparison. 300e-6 with compare="once"
     piece: float = 400e-6  # of the host for each piece of heads (all_gather), step (ring) or exchange (ulysses)
+    peers: float = 350e9  # bytes/s that one GPU copies from all others of its host by peers=True, while it computes
 
 
 def estimate(ranks, tokens, *, heads_q, heads_kv, head_dim, head_dim_v=None, batch=1, causal=True, bytes_per_element=2, machine=Machine(),
-             head_pieces=None):
+             head_pieces=None, layout="zigzag", cu_seqlens=None, peers=False):
     """{scheme: seconds} of a forward call over `tokens` tokens of each sequence in all; a scheme that cannot run is not in it.
 
     It is that of calls one after the other: GPUs compute one while hosts prepare the next, and the slower of both counts.
-    head_pieces: of all_gather; None: the best of those that attention() chooses from."""
+    head_pieces: of all_gather; None: the best of those that attention() chooses from. cu_seqlens: documents. The rank that the layout
+    gives the most work counts."""
     dim_v = head_dim_v or head_dim
-    work = 2 * batch * heads_q * tokens * tokens * (head_dim + dim_v) * (0.5 if causal else 1)
+    pairs, most = _work(ranks, tokens, layout, causal, None if cu_seqlens is None else tuple(cu_seqlens))
+    work = 2 * batch * heads_q * pairs * (head_dim + dim_v)
     rows = tokens / ranks
     rate = machine.flops * rows / (rows + machine.half_tokens)
-    compute = work / ranks / rate
+    compute = work * most / rate
     width, hop, hidden = min(machine.bandwidth, machine.pair * (ranks - 1)), machine.pair, machine.hidden
     if ranks > machine.ranks_of_host:
         width, hop, hidden = machine.network, machine.network, 1
+    elif peers:
+        width, hidden = machine.peers, 1
     of_rank = batch * rows * heads_kv * (head_dim + dim_v) * bytes_per_element  # K and V
     arrive = (ranks - 1) * of_rank / width if ranks > 1 else 0
 
@@ -1167,6 +1172,25 @@ def estimate(ranks, tokens, *, heads_q, heads_kv, head_dim, head_dim_v=None, bat
         whole = work / ranks / (machine.flops * tokens / (tokens + machine.half_tokens))
         found["ulysses"] = call(2 * machine.latency + (sent / width if ranks > 1 else 0) + whole, 2)
     return found
+
+
+@functools.lru_cache(256)
+def _work(ranks, tokens, layout, causal, offsets):
+    """(pairs of queries and keys that see each other, the part of them that the rank with the most has)."""
+    documents = [(0, tokens)] if offsets is None else list(zip(offsets, offsets[1:]))
+    if offsets is None and (layout == "zigzag" or not causal):
+        return tokens * tokens * (0.5 if causal else 1), 1 / ranks
+
+    def pairs(start, end):
+        """Of queries [start, end)."""
+        found = 0
+        for begin, stop in documents:
+            a, b = max(start, begin) - begin, min(end, stop) - begin
+            if a < b:
+                found += (b * b - a * a) / 2 if causal else (b - a) * (stop - begin)
+        return found
+    of_ranks = [sum(pairs(start, start + n) for start, n in chunks(layout, r, ranks, tokens // ranks, offsets)) for r in range(ranks)]
+    return sum(of_ranks), max(of_ranks) / sum(of_ranks) if any(of_ranks) else 1 / ranks
 
 
 def _head_pieces(heads_kv):
@@ -1232,7 +1256,8 @@ def _attention_call(group, q, k, v, slopes, sinks, gradients, block_mask, offset
 
     def seconds(pieces):
         return estimate(ranks, n * ranks, heads_q=heads, heads_kv=heads_kv, head_dim=q.shape[-1], head_dim_v=v.shape[-1],
-                        batch=q.shape[0] if dims == 4 else 1, causal=right == 0, bytes_per_element=q.element_size(), head_pieces=pieces)
+                        batch=q.shape[0] if dims == 4 else 1, causal=right == 0, bytes_per_element=q.element_size(), head_pieces=pieces,
+                        layout=layout, cu_seqlens=offsets, peers=peers)
     if scheme == "auto":
         found = seconds(head_pieces)
         scheme = "ulysses" if slopes is not None and "ulysses" in found else "all_gather" if peers else min(found, key=found.get)

@@ -807,6 +807,14 @@ def estimates(rank, ranks):
     for tokens, pieces in (1024, 1), (1 << 17, 2):
         best = ad.estimate(4, tokens, **shape)["all_gather"]
         assert best == ad.estimate(4, tokens, head_pieces=pieces, **shape)["all_gather"]
+    ends = [0, 20000, 21000, 33000, 65536]
+    long = dataclasses.replace(free, latency=0, bandwidth=1e30, pair=1e30, peers=1e30, half_tokens=0)
+    whole, *found = (ad.estimate(ranks, 65536, layout=layout, cu_seqlens=ends, peers=peers, head_pieces=1, machine=long, **shape)
+                     for ranks, layout, peers in ((1, "zigzag", False), (4, "documents", False), (4, "documents", True), (4, "zigzag", False)))
+    assert 0.24 < found[0]["all_gather"] / whole["all_gather"] < 0.26 and found[1]["all_gather"] == found[0]["all_gather"]
+    assert found[2]["all_gather"] > 1.2 * found[0]["all_gather"] and found[2]["ulysses"] == found[0]["ulysses"]
+    pairs = sum((b - a) ** 2 / 2 for a, b in zip(ends, ends[1:]))
+    assert math.isclose(whole["all_gather"], 2 * 32 * pairs * 256 / long.flops)
 
 
 if __name__ == "__main__":
