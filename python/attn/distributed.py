@@ -572,7 +572,8 @@ def _pairs_of_documents(queries, keys, own, documents, left, right):
             for k_start, k_n, k_at in theirs:
                 pair = _rectangle(start, start + n, k_start, k_start + k_n, left, right, (1, 1))
                 if pair:
-                    pair.qa, pair.qb, pair.ka, pair.kb = pair.qa - start + at, pair.qb - start + at, pair.ka - k_start + k_at, pair.kb - k_start + k_at
+                    pair.qa, pair.qb = (x - start + at for x in (pair.qa, pair.qb))
+                    pair.ka, pair.kb = (x - k_start + k_at for x in (pair.ka, pair.kb))
                     seen.append(pair)
         if seen and keys is not None and left < 0 and right <= 0:  # all of these queries see all of these keys, or all before them
             diagonal = 0 if own and right == 0 else -1
