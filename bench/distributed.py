@@ -33,7 +33,7 @@ import measured  # noqa: E402
 import timing  # noqa: E402
 
 SCHEMES, COMPARE = ("all_gather", "ring", "ulysses"), ("always", "once")
-WAYS = [*((s, False) for s in SCHEMES), ("all_gather", True)]  # (scheme, peers)
+WAYS = {**{s: (s, False) for s in SCHEMES}, "peers": ("all_gather", True)}  # (scheme, peers)
 HEADS, HEADS_KV, DIM = 32, 8, 128
 
 
@@ -111,7 +111,7 @@ def prefill(arguments, device, ranks):
         alone_ms, _ = timed(lambda: attn.forward(q, k, v, causal=True), device)
         whole = attn.forward(q, k, v, causal=True)
         local = [ad.shard(x) for x in (q, k, v)]
-        for scheme, peers in WAYS:
+        for scheme, peers in arguments.ways:
             options = {"causal": True, "scheme": scheme, "peers": peers}
             cell = {"tokens": tokens, "scheme": scheme, "peers": peers, "alone_ms": alone_ms}
             cell |= columns(lambda compare: lambda: ad.attention(*local, compare=compare, **options), device, arguments.compare)
@@ -142,9 +142,9 @@ def documents(arguments, device, ranks):
     longest = max(b - a for a, b in zip(ends, ends[1:]))
     alone_ms, _ = timed(lambda: attn.forward(q, k, v, causal=True, cu_seqlens_q=offsets, cu_seqlens_kv=offsets, max_seqlen_q=longest), device)
     whole = attn.forward(q, k, v, causal=True, cu_seqlens_q=offsets, cu_seqlens_kv=offsets, max_seqlen_q=longest)
-    for (scheme, peers), layout in itertools.product(WAYS, ("zigzag", "documents")):
+    for (scheme, peers), layout in itertools.product(arguments.ways, ("zigzag", "documents")):
         local = [ad.shard(x, dim=0, layout=layout, cu_seqlens=ends) for x in (q, k, v)]
-        for n in (1, 2, 4) if peers else (None,):
+        for n in (1, 2, 4) if scheme == "all_gather" else (None,):
             cell = {"tokens": tokens, "documents": len(ends) - 1, "layout": layout, "scheme": scheme, "peers": peers, "head_pieces": n, "alone_ms": alone_ms}
             options = {"causal": True, "cu_seqlens": ends, "scheme": scheme, "layout": layout, "peers": peers, "head_pieces": n}
             cell |= columns(lambda compare: lambda: ad.attention(*local, compare=compare, **options), device, arguments.compare)
@@ -258,7 +258,7 @@ def timeline(arguments):
     local = [ad.shard(x) for x in of_heads(device, tokens)]
     report = {**facts(arguments, ranks), "gpu": torch.cuda.get_device_name(), "tokens": tokens, "entry": "kind, stream, begin us, us, name", "schemes": {}}
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    for scheme, peers in WAYS:
+    for scheme, peers in arguments.ways:
         replay = as_graph(lambda: ad.attention(*local, causal=True, scheme=scheme, peers=peers, compare="once"))
         for _ in range(3):
             replay()
@@ -371,6 +371,8 @@ def main():
     parser.add_argument("--decode", type=lambda text: [tuple(map(int, x.split("x"))) for x in text.split(",")], metavar="BATCHxKEYS,...",
                         default=[(1, 1 << 20), (8, 65536), (64, 8192)])
     parser.add_argument("--compare", type=lambda text: text.split(","), default=COMPARE, help=", ".join(COMPARE))
+    parser.add_argument("--ways", type=lambda text: [WAYS[x] for x in text.split(",")], default=[*WAYS.values()],
+                        help=f"of cells, documents and the time line: {', '.join(WAYS)}")
     parser.add_argument("--timeline", metavar="OUT")
     parser.add_argument("--commit", default="")
     parser.add_argument("--json", metavar="OUT")

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy
 import torch
@@ -233,6 +233,7 @@ class _Group:
         self.compared = _Kept(_MOST_COMPARED)
         self.failed = None  # why no call can use the group any more
         self.peers = {}  # by device and use: memory that all ranks read
+        self.streams = {}  # by device
 
     @property
     def group(self):
@@ -247,6 +248,14 @@ class _Group:
             self._side = dist.new_group(dist.get_process_group_ranks(self.group), timeout=_time_out(self.group), backend="gloo",
                                         use_local_synchronization=True, group_desc="attn.distributed")
         return self._side
+
+    def stream_aside(self, device):
+        """A stream of a GPU for kernels beside those of the current one, None for the CPU."""
+        if device.type != "cuda":
+            return None
+        if device not in self.streams:
+            self.streams[device] = torch.cuda.Stream(device)
+        return self.streams[device]
 
     def agree(self, facts, number, error, once):
         """Compares facts {name: value}, whose hash is number, over the ranks. Where one has an error, or they differ, every rank raises."""
@@ -649,6 +658,7 @@ class _Step:
     packed: bool  # cu_seqlens are among the options
     options: dict
     sequences: int = 0  # if not 0: how many sequences read the same keys. The i-th one sees them from row i on
+    aside: bool = False  # on GPUs at the same time as the next one, whose work fills multiprocessors that this one leaves idle at its end
 
 
 class _Call:
@@ -666,6 +676,7 @@ class _Call:
         self.tokens, self.total = n, n * group.ranks
         self.order = _Order(layout, group.ranks, self.total, offsets, self.device)
         self.room = 0  # tokens before and after the gathered ones
+        self.aside = False  # whether steps are aside
         self.rows = self.total if scheme == "ulysses" else n
         self.heads_here = self.heads // (group.ranks if scheme == "ulysses" else head_pieces)
         self.masked = block_mask is not None
@@ -690,6 +701,10 @@ class _Call:
         self._steps = {(k_place, heads): list(self._make_steps(k_place, heads, block_mask))
                        for k_place in k_places for heads in (self.heads_of_parts() if block_mask else [None])}
         self._steps_back = self._steps
+        if scheme == "all_gather":
+            self._steps = {name: [replace(steps[0], aside=True), steps[1]] if len(steps) == 2 and not any(x.inner or x.packed for x in steps) else steps
+                           for name, steps in self._steps.items()}
+            self.aside = any(x.aside for steps in self._steps.values() for x in steps)
 
     def gathered(self, k, v, room=0):
         return (_gathered_from_peers if self.peers and self.group.ranks > 1 else _gathered)(k, v, self, room)
@@ -811,8 +826,8 @@ class _Part:
         self.out[:, place * n:(place + 1) * n].zero_()
         self.lse[place].fill_(-math.inf)
 
-    def add_keys(self, k, v, k_place):
-        """Keys and values [B, m, Hkv, D] at one place."""
+    def add_keys(self, k, v, k_place, aside=None):
+        """Keys and values [B, m, Hkv, D] at one place. aside: a stream for steps that say so, which must be waited for."""
         for step in self.call.steps(k_place, self.heads):
             done, whole = self.done[step.place], self.lse[step.place]
             rows = (0, whole.shape[2]) if step.inner is None else (step.inner.start, step.inner.stop)
@@ -829,6 +844,12 @@ class _Part:
             if step.sequences:
                 arrays[1:3] = (_for_sequences(x, step.sequences) for x in arrays[1:3])
             *qkv, into, given = arrays
+            if aside and step.aside:  # all of a place's rows, for the first time
+                aside.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(aside):
+                    _forward(*qkv, out=into, lse=given, **step.options, **self.extra)
+                done.append(rows)
+                continue
             if waits:
                 found = _forward(*qkv, out_dtype="f32", return_lse=True, **step.options, **self.extra)
                 self.waiting[step.place].append(tuple(x[None] for x in found) if step.packed else found)
@@ -947,16 +968,18 @@ def _gathered_from_peers(k, v, call, room=0):
     for pair, bytes_of_piece in zip(pairs, found[group.rank]):
         _Packed(k, kinds, buffer=bytes_of_piece).fill(pair)
     peers.meet(1)
+    # To their places in the sequence; pieces of documents are many, so with them rank by rank, and to their places afterwards.
+    in_order = call.layout != "documents"
     arriving = []
     for i in range(pieces):
-        whole = k.new_empty((b, call.total + 2 * room, row), dtype=torch.uint8)
+        whole = k.new_empty((b, call.total, row) if in_order else (group.ranks, b, n, row), dtype=torch.uint8)
         copies = []
         for r in ((group.rank + step) % group.ranks for step in range(1, group.ranks + 1)):
-            into_from, at = [], 0
-            for start, tokens in call.order.pieces(r):
-                into_from += [(whole[entry, room + start:][:tokens], found[r][i, entry, at:at + tokens]) for entry in range(b)]
+            theirs, into_from, at = found[r][i], [], 0
+            for start, tokens in call.order.pieces(r) if in_order else ():
+                into_from += [(whole[entry, start:start + tokens], theirs[entry, at:at + tokens]) for entry in range(b)]
                 at += tokens
-            copies.append(into_from)
+            copies.append(into_from if in_order else [(whole[r], theirs)])
         arriving.append((whole, copies))
     waits = [peers.copy_beside(copies[:-1]) for _, copies in arriving]
     for whole, copies in arriving:
@@ -964,13 +987,17 @@ def _gathered_from_peers(k, v, call, room=0):
             into.copy_(x)
     for (whole, _), wait in zip(arriving, waits):
         wait()
-        yield _Packed(k, kinds, buffer=whole).arrays()
+        yield _Packed(k, kinds, buffer=whole if in_order else call.order.whole(whole, 1, room)).arrays()
 
 
 def _all_gather_forward(call, q, k, v, slopes, dtype):
     parts, out, lse = _results(call, q, slopes, dtype)
+    aside, kept = call.group.stream_aside(q.device) if call.aside else None, []
     for part, kv in zip(parts, call.gathered(k, v, call.room)):
-        part.add_keys(*kv, (0, call.total))
+        part.add_keys(*kv, (0, call.total), aside)
+        kept.append(kv)  # until it has been read in both streams
+    if aside:
+        torch.cuda.current_stream().wait_stream(aside)
     return parts, out, lse
 
 

@@ -226,7 +226,7 @@ def schemes(rank, ranks):
     import attn.distributed as ad
     for number, (name, options, visible, rules) in enumerate(cases(ranks)):
         packed = "cu_seqlens" in options
-        q, k, v = tensors(12 * ranks, batch=1 if packed else 2)
+        q, k, v = tensors(12 * ranks, batch=1 if packed or number % 2 else 2)
         want, want_lse = dense(q.double(), k.double(), v.double(), visible, **rules)
         cu = options.get("cu_seqlens")
         for scheme, layout in variants(ranks, number, packed):
