@@ -1157,7 +1157,7 @@ class Machine:
     network: float = 40e9  # bytes/s of a GPU between hosts: 80 % of 400 Gbit/s
     call: float = 900e-6  # of the host for a call, whatever its tokens: arguments and comparison. 300e-6 with compare="once"
     piece: float = 400e-6  # of the host for each piece of heads (all_gather), step (ring) or exchange (ulysses)
-    peers: float = 350e9  # bytes/s that one GPU copies from all others of its host by peers=True, while it computes
+    peers: float = 230e9  # bytes/s that one GPU copies from all others of its host by peers=True, while it computes
 
 
 def estimate(ranks, tokens, *, heads_q, heads_kv, head_dim, head_dim_v=None, batch=1, causal=True, bytes_per_element=2, machine=Machine(),
