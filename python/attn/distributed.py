@@ -658,7 +658,7 @@ class _Step:
     packed: bool  # cu_seqlens are among the options
     options: dict
     sequences: int = 0  # if not 0: how many sequences read the same keys. The i-th one sees them from row i on
-    aside: bool = False  # on GPUs at the same time as the next one, whose work fills multiprocessors that this one leaves idle at its end
+    aside: bool = False  # on GPUs at the same time as another one, whose work fills multiprocessors that this one leaves idle at its end
 
 
 class _Call:
@@ -686,6 +686,7 @@ class _Call:
             self._steps, self._steps_back = {}, {}
             for held in range(group.ranks) if scheme == "ring" else [(0, self.total)]:
                 self._steps[held, None], self._steps_back[held, None] = self._steps_of_documents(held)
+            self.aside = any(x.aside for steps in self._steps.values() for x in steps)
             return
         # Of the queries that this rank computes: all of the sequence for some heads, or its own.
         self.places = [(0, self.total)] if scheme == "ulysses" else self.order.pieces(group.rank)
@@ -740,8 +741,9 @@ class _Call:
         whole = self.scheme != "ring"
         pairs = _pairs_of_documents(pieces[rank], None if whole else pieces[(rank - held) % ranks], held == 0, self.documents, self.left, self.right)
         back = [_Step(0, None, None, None, True, self._options(call, None, None, True)) for call in _packed_calls(pairs)]
+        aside = whole and self.head_pieces > 1
         if not whole or len(back) < 2:
-            return back, back
+            return [replace(x, aside=aside) for x in back], back
         if len({(x.left, x.right) for x in pairs}) > 1:
             return [_Step(0, slice(x.qa, x.qb), slice(x.qa, x.qb), slice(x.ka, x.kb), False, self._options(x, None, None)) for x in pairs], back
         # Both pieces of a document see its first keys: each piece is a sequence of one call.
@@ -750,7 +752,7 @@ class _Call:
         options = self._options(_Rectangle(0, ends[-1], 0, self.total, pairs[0].left, pairs[0].right, [0, *ends], []), None, None, True)
         for name, keys in ("kv_begin", [x.ka for x in pairs]), ("seqlens_kv", [x.kb for x in pairs]):
             options[name] = torch.tensor([self.room + key - i for i, key in enumerate(keys)], dtype=torch.int32, device=self.device)
-        return [_Step(0, None, None, None, True, options, len(pairs))], back
+        return [_Step(0, None, None, None, True, options, len(pairs), aside)], back
 
     def _options(self, call, heads, mask, packed=False):
         options = {"scale": self.scale, "softcap": self.softcap}
@@ -993,8 +995,9 @@ def _gathered_from_peers(k, v, call, room=0):
 def _all_gather_forward(call, q, k, v, slopes, dtype):
     parts, out, lse = _results(call, q, slopes, dtype)
     aside, kept = call.group.stream_aside(q.device) if call.aside else None, []
-    for part, kv in zip(parts, call.gathered(k, v, call.room)):
-        part.add_keys(*kv, (0, call.total), aside)
+    for number, (part, kv) in enumerate(zip(parts, call.gathered(k, v, call.room))):
+        # Of two calls the first one is aside; if a piece of heads is one call, that of every other piece.
+        part.add_keys(*kv, (0, call.total), aside if len(call.places) == 2 or number % 2 else None)
         kept.append(kv)  # until it has been read in both streams
     if aside:
         torch.cuda.current_stream().wait_stream(aside)
