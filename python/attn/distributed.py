@@ -6,6 +6,7 @@ of the group call these functions with equal options, and in backward too. A ran
 fail on every rank; compare="once" checks this only for calls unlike earlier ones. A rank that is gone makes it fail within the group's
 time-out, as torch.distributed does; synchronize() notices one for which GPUs wait.
 """
+import contextlib
 import functools
 import hashlib
 import math
@@ -480,11 +481,10 @@ class _Peers:
         self.handle.barrier(channel=channel, timeout_ms=self.limit)
 
     def copy_beside(self, copies):
-        """A function that makes the current stream wait until copies[i] = [(into, from), ...] are done, from the i-th rank after this one.
+        """A function that makes what is then the current stream wait until copies[i] = [(into, from), ...] are done, from the i-th rank after this one.
 
         They begin when the stream has got here. Copies of contiguous memory are the copy engines', so kernels keep all multiprocessors."""
-        here = torch.cuda.current_stream()
-        begin, ends = here.record_event(), []
+        begin, ends = torch.cuda.current_stream().record_event(), []
         for stream, pairs in zip(self.streams, copies):
             stream.wait_event(begin)
             with torch.cuda.stream(stream):
@@ -494,7 +494,7 @@ class _Peers:
 
         def wait():
             for event in ends:
-                here.wait_event(event)
+                torch.cuda.current_stream().wait_event(event)
         return wait
 
 
@@ -994,10 +994,16 @@ def _gathered_from_peers(k, v, call, room=0):
 
 def _all_gather_forward(call, q, k, v, slopes, dtype):
     parts, out, lse = _results(call, q, slopes, dtype)
-    aside, kept = call.group.stream_aside(q.device) if call.aside else None, []
-    for number, (part, kv) in enumerate(zip(parts, call.gathered(k, v, call.room))):
-        # Of two calls the first one is aside; if a piece of heads is one call, that of every other piece.
-        part.add_keys(*kv, (0, call.total), aside if len(call.places) == 2 or number % 2 else None)
+    # On GPUs two calls at the same time: every other piece of heads, if these are copied, else a rank's two pieces of the sequence.
+    in_turn = call.aside and call.peers and call.group.ranks > 1 and len(parts) > 1
+    aside = call.group.stream_aside(q.device) if in_turn or call.aside and len(call.places) == 2 else None
+    gathered, kept = call.gathered(k, v, call.room), []
+    for number, part in enumerate(parts):
+        with torch.cuda.stream(aside) if aside and in_turn and number % 2 else contextlib.nullcontext():
+            kv = next(gathered)
+            if aside and number == 0:
+                aside.wait_stream(torch.cuda.current_stream())
+            part.add_keys(*kv, (0, call.total), None if in_turn else aside)
         kept.append(kv)  # until it has been read in both streams
     if aside:
         torch.cuda.current_stream().wait_stream(aside)
