@@ -125,6 +125,15 @@ def _order_of_documents(offsets, ranks, total):
     return torch.from_numpy(place), torch.from_numpy(token)
 
 
+def _select(x, dim, index, out):
+    """torch.index_select, by 16 bytes at a time where a token's elements are in one piece: on GPUs its time is by elements."""
+    wide, into = x, out
+    if math.prod(x.shape[dim + 1:]) * x.element_size() % 16 == 0 and x.is_contiguous():
+        wide, into = (y.flatten(dim + 1).view(torch.uint8).view(torch.complex128) if y.dim() > dim + 1 else y for y in (x, out))
+    torch.index_select(wide, dim, index, out=into)
+    return out
+
+
 class _Order:
     """Where the tokens of ranks are in the sequence. offsets: cu_seqlens, of layout documents."""
 
@@ -147,7 +156,7 @@ class _Order:
         if self.layout == "documents":
             x = x.movedim(0, dim).flatten(dim, dim + 1)
             out = x.new_empty(*x.shape[:dim], x.shape[dim] + 2 * room, *x.shape[dim + 1:])
-            torch.index_select(x, dim, self.place, out=out.narrow(dim, room, self.total))
+            _select(x, dim, self.place, out.narrow(dim, room, self.total))
             return out
         first, second = x.unflatten(dim + 1, (2, -1)).unbind(dim + 1)
         return torch.cat([*first.unbind(0), *reversed(second.unbind(0))], dim)
@@ -157,7 +166,7 @@ class _Order:
         if self.layout == "contiguous":
             return x.unflatten(1, (self.ranks, -1)).movedim(1, 0)
         if self.layout == "documents":
-            return x.index_select(1, self.token).unflatten(1, (self.ranks, -1)).movedim(1, 0)
+            return _select(x, 1, self.token, torch.empty_like(x, memory_format=torch.contiguous_format)).unflatten(1, (self.ranks, -1)).movedim(1, 0)
         pieces = x.unflatten(1, (2 * self.ranks, -1)).unbind(1)
         by_rank = torch.stack([piece for r in range(self.ranks) for piece in (pieces[r], pieces[-1 - r])])
         return by_rank.unflatten(0, (self.ranks, 2)).transpose(1, 2).flatten(2, 3)
