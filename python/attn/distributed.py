@@ -1208,7 +1208,8 @@ def estimate(ranks, tokens, *, heads_q, heads_kv, head_dim, head_dim_v=None, bat
     found = {"all_gather": min(gathered(n) for n in ([head_pieces] if head_pieces else _head_pieces(heads_kv)))}
     # A step is a call over 1 / ranks of the keys; all but the first read, merge and write f32 rows.
     merge = 3 * batch * rows * heads_q * dim_v * 4 / machine.memory
-    step = compute / ranks * (1 + machine.half_tokens / rows)
+    sequences = 2 * (len(cu_seqlens) - 1) if layout == "documents" else 1  # of a step's call, which are short
+    step = compute / ranks * (1 + machine.half_tokens * max(1, sequences) / rows)
     found["ring"] = call(ranks * machine.latency + step + (ranks - 1) * max(step + merge, of_rank / hop), ranks)
     if _splits(heads_q, heads_kv, ranks):
         repeated = max(1, ranks // heads_kv)
