@@ -13,6 +13,7 @@ rank. "python_calls": how many Python functions a call enters."""
 import argparse
 import cProfile
 import datetime
+import itertools
 import json
 import os
 import pstats
@@ -32,6 +33,7 @@ import measured  # noqa: E402
 import timing  # noqa: E402
 
 SCHEMES, COMPARE = ("all_gather", "ring", "ulysses"), ("always", "once")
+WAYS = {**{s: (s, False) for s in SCHEMES}, "peers": ("all_gather", True)}  # (scheme, peers)
 HEADS, HEADS_KV, DIM = 32, 8, 128
 
 
@@ -109,11 +111,12 @@ def prefill(arguments, device, ranks):
         alone_ms, _ = timed(lambda: attn.forward(q, k, v, causal=True), device)
         whole = attn.forward(q, k, v, causal=True)
         local = [ad.shard(x) for x in (q, k, v)]
-        for scheme in SCHEMES:
-            cell = {"tokens": tokens, "scheme": scheme, "alone_ms": alone_ms}
-            cell |= columns(lambda compare: lambda: ad.attention(*local, causal=True, scheme=scheme, compare=compare), device, arguments.compare)
+        for scheme, peers in arguments.ways:
+            options = {"causal": True, "scheme": scheme, "peers": peers}
+            cell = {"tokens": tokens, "scheme": scheme, "peers": peers, "alone_ms": alone_ms}
+            cell |= columns(lambda compare: lambda: ad.attention(*local, compare=compare, **options), device, arguments.compare)
             cell["estimated_ms"] = round(1e3 * ad.estimate(ranks, tokens, heads_q=HEADS, heads_kv=HEADS_KV, head_dim=DIM)[scheme], 4)
-            difference = (ad.attention(*local, causal=True, scheme=scheme).float() - ad.shard(whole).float()).abs().max().item()
+            difference = (ad.attention(*local, **options).float() - ad.shard(whole).float()).abs().max().item()
             yield {**cell, "largest_difference": slowest(difference, device)}
 
 
@@ -121,9 +124,9 @@ def pieces(arguments, device, ranks):
     """all_gather in other numbers of pieces of heads than estimate() chooses."""
     for tokens in arguments.tokens:
         local = [ad.shard(x) for x in of_heads(device, tokens)]
-        for n in 1, 2, 4:
-            cell = {"tokens": tokens, "head_pieces": n}
-            options = {"causal": True, "scheme": "all_gather", "head_pieces": n}
+        for n, peers in itertools.product((1, 2, 4), (False, True)):
+            cell = {"tokens": tokens, "head_pieces": n, "peers": peers}
+            options = {"causal": True, "scheme": "all_gather", "head_pieces": n, "peers": peers}
             yield cell | columns(lambda compare: lambda: ad.attention(*local, compare=compare, **options), device, arguments.compare)
 
 
@@ -138,11 +141,15 @@ def documents(arguments, device, ranks):
     offsets = torch.tensor(ends, dtype=torch.int32, device=device)
     longest = max(b - a for a, b in zip(ends, ends[1:]))
     alone_ms, _ = timed(lambda: attn.forward(q, k, v, causal=True, cu_seqlens_q=offsets, cu_seqlens_kv=offsets, max_seqlen_q=longest), device)
-    local = [ad.shard(x, dim=0) for x in (q, k, v)]
-    for scheme in SCHEMES:
-        cell = {"tokens": tokens, "documents": len(ends) - 1, "scheme": scheme, "alone_ms": alone_ms}
-        options = {"causal": True, "cu_seqlens": ends, "scheme": scheme}
-        yield cell | columns(lambda compare: lambda: ad.attention(*local, compare=compare, **options), device, arguments.compare)
+    whole = attn.forward(q, k, v, causal=True, cu_seqlens_q=offsets, cu_seqlens_kv=offsets, max_seqlen_q=longest)
+    for (scheme, peers), layout in itertools.product(arguments.ways, ("zigzag", "documents")):
+        local = [ad.shard(x, dim=0, layout=layout, cu_seqlens=ends) for x in (q, k, v)]
+        for n in (1, 2, 4) if scheme == "all_gather" else (None,):
+            cell = {"tokens": tokens, "documents": len(ends) - 1, "layout": layout, "scheme": scheme, "peers": peers, "head_pieces": n, "alone_ms": alone_ms}
+            options = {"causal": True, "cu_seqlens": ends, "scheme": scheme, "layout": layout, "peers": peers, "head_pieces": n}
+            cell |= columns(lambda compare: lambda: ad.attention(*local, compare=compare, **options), device, arguments.compare)
+            difference = ad.attention(*local, **options).float() - ad.shard(whole, dim=0, layout=layout, cu_seqlens=ends).float()
+            yield {**cell, "largest_difference": slowest(difference.abs().max().item(), device)}
 
 
 def decode(arguments, device, ranks):
@@ -251,8 +258,8 @@ def timeline(arguments):
     local = [ad.shard(x) for x in of_heads(device, tokens)]
     report = {**facts(arguments, ranks), "gpu": torch.cuda.get_device_name(), "tokens": tokens, "entry": "kind, stream, begin us, us, name", "schemes": {}}
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    for scheme in SCHEMES:
-        replay = as_graph(lambda: ad.attention(*local, causal=True, scheme=scheme, compare="once"))
+    for scheme, peers in arguments.ways:
+        replay = as_graph(lambda: ad.attention(*local, causal=True, scheme=scheme, peers=peers, compare="once"))
         for _ in range(3):
             replay()
         torch.cuda.synchronize()
@@ -276,11 +283,12 @@ def timeline(arguments):
         begin = min(e["ts"] for e in found)
         entries = [[kind(e["name"]), e["args"]["stream"], round(e["ts"] - begin, 1), round(e["dur"], 1), e["name"].partition("(")[0][:60]]
                    for e in sorted(found, key=lambda e: e["ts"])]
-        report["schemes"][scheme] = entries
+        name = scheme + " by peers" * peers
+        report["schemes"][name] = entries
         by_kind = {}
         for what, _, _, us, _ in entries:
             by_kind[what] = round(by_kind.get(what, 0) + us, 1)
-        print(scheme, len(entries), "entries, end", max(e[2] + e[3] for e in entries), by_kind, flush=True)
+        print(name, len(entries), "entries, end", max(e[2] + e[3] for e in entries), by_kind, flush=True)
     if rank == 0:
         measured.write(arguments.timeline, report)
     torch.cuda.synchronize()
@@ -363,6 +371,8 @@ def main():
     parser.add_argument("--decode", type=lambda text: [tuple(map(int, x.split("x"))) for x in text.split(",")], metavar="BATCHxKEYS,...",
                         default=[(1, 1 << 20), (8, 65536), (64, 8192)])
     parser.add_argument("--compare", type=lambda text: text.split(","), default=COMPARE, help=", ".join(COMPARE))
+    parser.add_argument("--ways", type=lambda text: [WAYS[x] for x in text.split(",")], default=[*WAYS.values()],
+                        help=f"of cells, documents and the time line: {', '.join(WAYS)}")
     parser.add_argument("--timeline", metavar="OUT")
     parser.add_argument("--commit", default="")
     parser.add_argument("--json", metavar="OUT")

@@ -6,6 +6,7 @@ of the group call these functions with equal options, and in backward too. A ran
 fail on every rank; compare="once" checks this only for calls unlike earlier ones. A rank that is gone makes it fail within the group's
 time-out, as torch.distributed does; synchronize() notices one for which GPUs wait.
 """
+import contextlib
 import functools
 import hashlib
 import math
@@ -13,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy
 import torch
@@ -27,69 +28,178 @@ from ._masks import BlockMask
 
 __all__ = ["Machine", "attention", "chunks", "decode", "estimate", "gather", "shard", "synchronize"]
 
-_LAYOUTS, _SCHEMES = ("contiguous", "zigzag"), ("all_gather", "ring", "ulysses")
+_LAYOUTS, _SCHEMES = ("contiguous", "zigzag", "documents"), ("all_gather", "ring", "ulysses")
 
 
 # ---- layouts -----------------------------------------------------------------------------------
 
-def chunks(layout, rank, ranks, length):
-    """[(start, tokens), ...]: where the `length` tokens of a rank are in a sequence of ranks * length.
+def chunks(layout, rank, ranks, length, cu_seqlens=None):
+    """[(start, tokens), ...]: where the `length` tokens of a rank are in a sequence of ranks * length, in the rank's order.
 
     contiguous: rank r has tokens [r length, (r + 1) length). zigzag: of 2 ranks pieces, rank r has number r and, after it, number
-    2 ranks - 1 - r, so that all ranks have the same work under a causal mask."""
+    2 ranks - 1 - r, so that all ranks have the same work under a causal mask. documents: the same of each document of cu_seqlens, one
+    document after the other, and of the tokens after the last one. Pieces of documents end at multiples of 128 tokens where that
+    leaves all ranks the same number of tokens; a rank may have none of a document."""
     if layout == "contiguous":
         return [(rank * length, length)]
+    if layout == "documents":
+        return [(start, tokens) for _, start, tokens in _of_documents(_checked_offsets(cu_seqlens, ranks * length), ranks, ranks * length)[rank]]
     half = length // 2
     return [(rank * half, half), ((2 * ranks - 1 - rank) * half, length - half)]
 
 
-def _of_sequence(layout, ranks):
-    """The pieces of all ranks, (rank, number within the rank), in the order of the sequence."""
-    if layout == "contiguous":
-        return [(r, 0) for r in range(ranks)]
-    return [(r, 0) for r in range(ranks)] + [(r, 1) for r in reversed(range(ranks))]
+def _checked_offsets(cu_seqlens, total):
+    """cu_seqlens as a tuple."""
+    offsets = tuple(int(x) for x in cu_seqlens) if cu_seqlens is not None else ()
+    if not offsets or offsets[0] != 0 or any(a > b for a, b in zip(offsets, offsets[1:])) or offsets[-1] > total:
+        raise InvalidArgument(f"cu_seqlens is {list(offsets[:8]) if offsets else cu_seqlens}{' ...' if len(offsets) > 8 else ''}; accepted: "
+                              f"integers from 0 that do not decrease, up to {total}")
+    return offsets
 
 
-def _check_layout(layout):
+_TILE = 128  # queries of a kernel's tile: a piece that does not end with one wastes the rest
+
+
+@functools.lru_cache(32)
+def _of_documents(offsets, ranks, total):
+    """For each rank [(document, start, tokens), ...], all with equally many tokens; the last document is what follows offsets[-1]."""
+    ends = [*offsets[1:], total]
+    pieces = 2 * ranks
+    sizes = [[(end - begin) // _TILE // pieces * _TILE] * pieces for begin, end in zip(offsets, ends)]
+    tokens = [sum(x[r] + x[-1 - r] for x in sizes) for r in range(ranks)]
+    work = [0.0] * ranks  # pairs of queries and keys under a causal mask, less what all ranks have
+
+    def give(size, rank, piece, count):
+        if size is not sizes[-1]:
+            work[rank] += count * (sum(size[:piece + 1]) + 0.5 * count)
+            for later in range(piece + 1, pieces):
+                work[min(later, pieces - 1 - later)] += size[later] * count
+        size[piece] += count
+        tokens[rank] += count
+
+    longest = sorted(range(len(sizes)), key=lambda d: offsets[d] - ends[d])
+    for d in longest:
+        size, left, given = sizes[d], ends[d] - offsets[d] - sum(sizes[d]), set()
+        while left:
+            # Of the ranks with few tokens the one with the least work, of its two pieces the one that brings it nearer to the others'.
+            some = [r for r in range(ranks) if r not in given]
+            few = min(tokens[r] for r in some) + _TILE
+            rank = min((r for r in some if tokens[r] < few), key=lambda r: (work[r], tokens[r]))
+            given.add(rank)
+            if len(given) == ranks:
+                given.clear()
+            count = min(left, _TILE)
+            give(size, rank, rank if work[rank] * ranks > sum(work) else pieces - 1 - rank, count)
+            left -= count
+    # Ranks differ by some tiles at most now. Tokens that see few keys even them out, of long documents if there are.
+    want = total // ranks
+    for d in longest:
+        for rank in range(ranks):
+            for other in range(ranks):
+                for piece in rank, pieces - 1 - rank:
+                    count = min(tokens[rank] - want, want - tokens[other], sizes[d][piece])
+                    if count > 0:
+                        give(sizes[d], rank, piece, -count)
+                        give(sizes[d], other, other, count)
+        if all(n == want for n in tokens):
+            break
+    found = [[] for _ in range(ranks)]
+    for d, size in enumerate(sizes):
+        start = offsets[d]
+        for piece, n in enumerate(size):
+            of_rank = found[min(piece, pieces - 1 - piece)]
+            if n and of_rank and of_rank[-1][0] == d and sum(of_rank[-1][1:]) == start:
+                of_rank[-1] = d, of_rank[-1][1], of_rank[-1][2] + n
+            elif n:
+                of_rank.append((d, start, n))
+            start += n
+    return tuple(tuple(x) for x in found)
+
+
+@functools.lru_cache(32)
+def _order_of_documents(offsets, ranks, total):
+    """(of each token its place among all ranks' tokens, rank by rank; of each such place its token), i64 on the host."""
+    token = numpy.concatenate([numpy.arange(start, start + n) for rank in _of_documents(offsets, ranks, total) for _, start, n in rank])
+    place = numpy.empty_like(token)
+    place[token] = numpy.arange(total)
+    return torch.from_numpy(place), torch.from_numpy(token)
+
+
+def _select(x, dim, index, out):
+    """torch.index_select, by 16 bytes at a time where a token's elements are in one piece: on GPUs its time is by elements."""
+    wide, into = x, out
+    if math.prod(x.shape[dim + 1:]) * x.element_size() % 16 == 0 and x.is_contiguous():
+        wide, into = (y.flatten(dim + 1).view(torch.uint8).view(torch.complex128) if y.dim() > dim + 1 else y for y in (x, out))
+    torch.index_select(wide, dim, index, out=into)
+    return out
+
+
+class _Order:
+    """Where the tokens of ranks are in the sequence. offsets: cu_seqlens, of layout documents."""
+
+    def __init__(self, layout, ranks, total, offsets, device):
+        self.layout, self.ranks, self.total, self.offsets = layout, ranks, total, offsets
+        if layout == "documents":
+            self.place, self.token = (x.to(device) for x in _order_of_documents(offsets, ranks, total))
+
+    def pieces(self, rank):
+        return chunks(self.layout, rank, self.ranks, self.total // self.ranks, self.offsets)
+
+    def whole(self, x, dim, room=0):
+        """[ranks, ...] -> [...] with the tokens along `dim` in the order of the sequence. A view where no element need move.
+
+        room: so many tokens before and after them that hold anything, with layout documents."""
+        if x.shape[0] == 1 and room == 0:
+            return x[0]
+        if self.layout == "contiguous":
+            return x.movedim(0, dim).flatten(dim, dim + 1)
+        if self.layout == "documents":
+            x = x.movedim(0, dim).flatten(dim, dim + 1)
+            out = x.new_empty(*x.shape[:dim], x.shape[dim] + 2 * room, *x.shape[dim + 1:])
+            _select(x, dim, self.place, out.narrow(dim, room, self.total))
+            return out
+        first, second = x.unflatten(dim + 1, (2, -1)).unbind(dim + 1)
+        return torch.cat([*first.unbind(0), *reversed(second.unbind(0))], dim)
+
+    def by_rank(self, x):
+        """The reverse for tokens in dimension 1: [B, S, ...] -> [ranks, B, S / ranks, ...]."""
+        if self.layout == "contiguous":
+            return x.unflatten(1, (self.ranks, -1)).movedim(1, 0)
+        if self.layout == "documents":
+            return _select(x, 1, self.token, torch.empty_like(x, memory_format=torch.contiguous_format)).unflatten(1, (self.ranks, -1)).movedim(1, 0)
+        pieces = x.unflatten(1, (2 * self.ranks, -1)).unbind(1)
+        by_rank = torch.stack([piece for r in range(self.ranks) for piece in (pieces[r], pieces[-1 - r])])
+        return by_rank.unflatten(0, (self.ranks, 2)).transpose(1, 2).flatten(2, 3)
+
+
+def _check_layout(layout, cu_seqlens, total):
+    """cu_seqlens as a tuple with layout documents, else None."""
     if layout not in _LAYOUTS:
         raise InvalidArgument(f"layout is {layout!r}; accepted: {', '.join(_LAYOUTS)}")
+    if layout != "documents":
+        return None
+    if cu_seqlens is None:
+        raise InvalidArgument("cu_seqlens is None; accepted in layout documents: a list of integers")
+    return _checked_offsets(cu_seqlens, total)
 
 
-def shard(x, *, group=None, layout="zigzag", dim=1):
-    """This rank's tokens of x, which has all of them along `dim`: a copy. Sends nothing."""
-    _check_layout(layout)
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    pieces = len(_of_sequence(layout, ranks))
-    if x.shape[dim] == 0 or x.shape[dim] % pieces:
-        raise InvalidArgument(f"x has {x.shape[dim]} tokens along dimension {dim}; accepted: a multiple of {pieces}, for {ranks} ranks "
+def shard(x, *, group=None, layout="zigzag", dim=1, cu_seqlens=None):
+    """This rank's tokens of x, which has all of them along `dim`: a copy. cu_seqlens: with layout documents. Sends nothing."""
+    rank, ranks, total = dist.get_rank(group), dist.get_world_size(group), x.shape[dim]
+    offsets = _check_layout(layout, cu_seqlens, total)
+    multiple = 2 * ranks if layout == "zigzag" else ranks
+    if total == 0 or total % multiple:
+        raise InvalidArgument(f"x has {total} tokens along dimension {dim}; accepted: a multiple of {multiple}, for {ranks} ranks "
                               f"in layout {layout}")
-    return torch.cat([x.narrow(dim, start, n) for start, n in chunks(layout, rank, ranks, x.shape[dim] // ranks)], dim)
+    return torch.cat([x.narrow(dim, start, n) for start, n in chunks(layout, rank, ranks, total // ranks, offsets)], dim)
 
 
-def gather(x, *, group=None, layout="zigzag", dim=1):
-    """All tokens, in order, of shards x that have as many tokens along `dim` on every rank."""
-    _check_layout(layout)
+def gather(x, *, group=None, layout="zigzag", dim=1, cu_seqlens=None):
+    """All tokens, in order, of shards x that have as many tokens along `dim` on every rank. cu_seqlens: with layout documents."""
     mine = _of_group(group)
-    return _ordered(_of_all_ranks(x, mine), layout, dim)
-
-
-def _ordered(x, layout, dim):
-    """[ranks, ...] -> [...] with the pieces along `dim` in the order of the sequence. A view where no element need move."""
-    if x.shape[0] == 1:
-        return x[0]
-    if layout == "contiguous":
-        return x.movedim(0, dim).flatten(dim, dim + 1)
-    first, second = x.unflatten(dim + 1, (2, -1)).unbind(dim + 1)
-    return torch.cat([*first.unbind(0), *reversed(second.unbind(0))], dim)
-
-
-def _by_owner(x, layout, ranks):
-    """The reverse for tokens in dimension 1: [B, S, ...] -> [ranks, B, S / ranks, ...]."""
-    if layout == "contiguous":
-        return x.unflatten(1, (ranks, -1)).movedim(1, 0)
-    pieces = x.unflatten(1, (2 * ranks, -1)).unbind(1)
-    by_rank = torch.stack([piece for r in range(ranks) for piece in (pieces[r], pieces[-1 - r])])
-    return by_rank.unflatten(0, (ranks, 2)).transpose(1, 2).flatten(2, 3)
+    total = x.shape[dim] * mine.ranks
+    order = _Order(layout, mine.ranks, total, _check_layout(layout, cu_seqlens, total), x.device)
+    return order.whole(_of_all_ranks(x, mine), dim)
 
 
 # ---- what is kept of a group ---------------------------------------------------------------------
@@ -132,7 +242,8 @@ class _Group:
         self.of_masks = weakref.WeakKeyDictionary()  # what depends on a mask goes with it
         self.compared = _Kept(_MOST_COMPARED)
         self.failed = None  # why no call can use the group any more
-        self.peers = {}  # by device: memory that all ranks read. A graph may need what is too small for later calls
+        self.peers = {}  # by device and use: memory that all ranks read
+        self.streams = {}  # by device
 
     @property
     def group(self):
@@ -147,6 +258,14 @@ class _Group:
             self._side = dist.new_group(dist.get_process_group_ranks(self.group), timeout=_time_out(self.group), backend="gloo",
                                         use_local_synchronization=True, group_desc="attn.distributed")
         return self._side
+
+    def stream_aside(self, device):
+        """A stream of a GPU for kernels beside those of the current one, None for the CPU."""
+        if device.type != "cuda":
+            return None
+        if device not in self.streams:
+            self.streams[device] = torch.cuda.Stream(device)
+        return self.streams[device]
 
     def agree(self, facts, number, error, once):
         """Compares facts {name: value}, whose hash is number, over the ranks. Where one has an error, or they differ, every rank raises."""
@@ -282,15 +401,15 @@ def _places(kinds):
 
 
 class _Packed:
-    """Arrays that travel together: in `buffer`, bytes [size] or [ranks, size]. kinds: (type, shape) of each, without the dimension ranks."""
+    """Arrays that travel together: in `buffer`, bytes [*lead, size]. kinds: (type, shape) of each, without the dimensions `lead`."""
 
-    def __init__(self, like, kinds, ranks=None):
-        self.kinds, self.ranks = tuple(kinds), ranks
+    def __init__(self, like, kinds, lead=(), buffer=None):
+        self.kinds = tuple(kinds)
         self.places, size = _places(self.kinds)
-        self.buffer = like.new_empty(size if ranks is None else (ranks, size), dtype=torch.uint8)
+        self.buffer = like.new_empty((*lead, size), dtype=torch.uint8) if buffer is None else buffer
 
     def arrays(self):
-        lead = () if self.ranks is None else (self.ranks,)
+        lead = self.buffer.shape[:-1]
         return [self.buffer[..., first:end].view(dtype).view(lead + shape) for first, end, dtype, shape in self.places]
 
     def fill(self, arrays):
@@ -298,23 +417,19 @@ class _Packed:
             into.copy_(x)
         return self
 
-    def like(self, ranks=None):
-        return _Packed(self.buffer, self.kinds, ranks or self.ranks)
+    def like(self, lead=None):
+        return _Packed(self.buffer, self.kinds, self.buffer.shape[:-1] if lead is None else lead)
 
 
-def _pack(arrays):
-    return _Packed(arrays[0], [(x.dtype, tuple(x.shape)) for x in arrays]).fill(arrays)
-
-
-def _pack_for_ranks(arrays):
-    """arrays [ranks, ...]"""
-    return _Packed(arrays[0], [(x.dtype, tuple(x.shape[1:])) for x in arrays], arrays[0].shape[0]).fill(arrays)
+def _pack(arrays, lead=0):
+    """lead: how many dimensions of the arrays are those of the buffer."""
+    return _Packed(arrays[0], [(x.dtype, tuple(x.shape[lead:])) for x in arrays], arrays[0].shape[:lead]).fill(arrays)
 
 
 def _all_gather(packed, group, asynchronous=False):
     """(those of all ranks, the work to wait for or None)."""
-    out = packed.like(group.ranks)
-    return out, dist.all_gather_into_tensor(out.buffer.flatten(), packed.buffer, group=group.group, async_op=asynchronous)
+    out = packed.like((group.ranks, *packed.buffer.shape[:-1]))
+    return out, dist.all_gather_into_tensor(out.buffer.flatten(), packed.buffer.flatten(), group=group.group, async_op=asynchronous)
 
 
 def _of_all_ranks(x, group):
@@ -333,8 +448,8 @@ def _exchange(packed, group):
 
 def _sums_of_ranks(arrays, group):
     """This rank's sums of all ranks' x[rank] for f32 x in arrays, in the order of ranks whatever the network does: equal bits in every run."""
-    parts = _exchange(_pack_for_ranks(arrays), group)
-    total = _Packed(parts.buffer, parts.kinds)
+    parts = _exchange(_pack(arrays, 1), group)
+    total = parts.like(())
     total.buffer.copy_(parts.buffer[0])
     numbers = total.buffer.view(torch.float32)
     for part in parts.buffer[1:]:
@@ -355,6 +470,51 @@ class _Passing:
         for work in self.works:
             work.wait()
         return self.arriving
+
+
+class _Peers:
+    """Memory of this rank's GPU that all ranks read, and theirs, over NVLink or PCIe: torch's symmetric memory."""
+
+    def __init__(self, group, device, size):
+        if device.type != "cuda":
+            raise Unsupported(f"peers with tensors on {device}; accepted: GPUs of one host")
+        from torch.distributed import _symmetric_memory as symmetric  # torch has no public name for it
+        memory = symmetric.empty(size, dtype=torch.uint8, device=device)
+        self.handle = symmetric.rendezvous(memory, group.group)
+        self.buffers = [memory if r == group.rank else self.handle.get_remote_tensor(r, (size,), torch.uint8) for r in range(group.ranks)]
+        self.streams = [torch.cuda.Stream(device) for _ in range(group.ranks - 1)]  # copies from the others
+        self.limit = int((_time_out(group.group) or _USUAL).total_seconds() * 1000)
+
+    def meet(self, channel):
+        """The stream goes on when those of all ranks have got here."""
+        self.handle.barrier(channel=channel, timeout_ms=self.limit)
+
+    def copy_beside(self, copies):
+        """A function that makes what is then the current stream wait until copies[i] = [(into, from), ...] are done, from the i-th rank after this one.
+
+        They begin when the stream has got here. Copies of contiguous memory are the copy engines', so kernels keep all multiprocessors."""
+        begin, ends = torch.cuda.current_stream().record_event(), []
+        for stream, pairs in zip(self.streams, copies):
+            stream.wait_event(begin)
+            with torch.cuda.stream(stream):
+                for into, x in pairs:
+                    into.copy_(x)
+            ends.append(stream.record_event())
+
+        def wait():
+            for event in ends:
+                torch.cuda.current_stream().wait_event(event)
+        return wait
+
+
+def _peers_of(group, device, what, size):
+    """(peers, size or more, views that are kept), of memory that serves `what`. A graph may need memory that is too small for later calls."""
+    kept = group.peers.setdefault((device, what), [])
+    if not kept or kept[-1][1] < size:
+        kept.append((_Peers(group, device, size), size, _Kept(_MOST_CALLS)))
+    return kept[-1]
+
+
 
 
 # ---- which calls compute a rectangle of queries and keys ------------------------------------------
@@ -411,6 +571,54 @@ def _calls(queries, keys, documents, left, right, align=(1, 1)):
     return calls
 
 
+def _pairs_of_documents(queries, keys, own, documents, left, right):
+    """What this rank's pieces [(document, start, tokens), ...] see of a rank's pieces, or of whole documents with keys None.
+
+    As _Rectangle, with queries numbered as this rank has them, and keys as their rank does. own: the keys are this rank's too."""
+    of_ranks = [{}, {}]
+    for by_document, pieces in zip(of_ranks, (queries, keys or ())):
+        at = 0
+        for d, start, n in pieces:
+            by_document.setdefault(d, []).append((start, n, at))
+            at += n
+    found = []
+    for d, (begin, end) in enumerate(documents):
+        mine = of_ranks[0].get(d, [])
+        theirs = [(begin, end - begin, begin)] if keys is None else of_ranks[1].get(d, [])
+        seen = []
+        for start, n, at in mine:
+            for k_start, k_n, k_at in theirs:
+                pair = _rectangle(start, start + n, k_start, k_start + k_n, left, right, (1, 1))
+                if pair:
+                    pair.qa, pair.qb = (x - start + at for x in (pair.qa, pair.qb))
+                    pair.ka, pair.kb = (x - k_start + k_at for x in (pair.ka, pair.kb))
+                    seen.append(pair)
+        if seen and keys is not None and left < 0 and right <= 0:  # all of these queries see all of these keys, or all before them
+            diagonal = 0 if own and right == 0 else -1
+            seen = [_Rectangle(seen[0].qa, seen[-1].qb, min(x.ka for x in seen), max(x.kb for x in seen), -1, diagonal, [], [])]
+        found += seen
+    return found
+
+
+def _packed_calls(pairs):
+    """Packed calls over these pairs, whose queries are all of a rank's: sequences without keys or without queries are what is between.
+
+    A call's pairs have one window, and increasing queries and keys."""
+    calls = []
+    for pair in pairs:
+        fitting = (x for x in calls if (x.left, x.right) == (pair.left, pair.right) and x.qb <= pair.qa and x.kb <= pair.ka)
+        call = next(fitting, None)
+        if call is None:
+            call = _Rectangle(0, 0, 0, 0, pair.left, pair.right, [0], [0])
+            calls.append(call)
+        for qb, kb in (pair.qa, call.kb), (pair.qa, pair.ka), (pair.qb, pair.kb):
+            if (qb, kb) != (call.qb, call.kb):
+                call.qb, call.kb = qb, kb
+                call.cu_q.append(qb)
+                call.cu_k.append(kb)
+    return calls
+
+
 # ---- block masks -------------------------------------------------------------------------------
 
 _slices = weakref.WeakKeyDictionary()  # of a mask: those made for its calls
@@ -458,29 +666,43 @@ class _Step:
     keys: slice | None
     packed: bool  # cu_seqlens are among the options
     options: dict
+    sequences: int = 0  # if not 0: how many sequences read the same keys. The i-th one sees them from row i on
+    aside: bool = False  # on GPUs at the same time as another one, whose work fills multiprocessors that this one leaves idle at its end
 
 
 class _Call:
     """What calls of attention() with equal shapes, types and options have in common. `facts` are what all ranks must agree on."""
 
-    def __init__(self, group, facts, *, scheme, layout, left, right, scale, softcap, documents, block_mask, slopes, head_pieces, q, k, v):
+    def __init__(self, group, facts, *, scheme, layout, left, right, scale, softcap, offsets, block_mask, slopes, head_pieces, peers, q, k, v):
         self.group, self.facts, self.number = group, facts, _number(facts)
         self.scheme, self.layout, self.left, self.right, self.scale, self.softcap = scheme, layout, left, right, scale, softcap
-        self.documents = documents  # [(begin, end), ...] of packed tokens, None: sequences
+        self.documents = None if offsets is None else list(zip(offsets, offsets[1:]))  # [(begin, end), ...] of packed tokens, None: sequences
         self.slopes = slopes  # whether there are ALiBi slopes
-        self.head_pieces = head_pieces
-        self.batch, self.device = (q.shape[0] if documents is None else 1), q.device
+        self.head_pieces, self.peers = head_pieces, peers
+        self.batch, self.device = (q.shape[0] if offsets is None else 1), q.device
         self.heads, self.heads_kv, self.dim, self.dim_v = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
         n = q.shape[-3]
         self.tokens, self.total = n, n * group.ranks
-        # Of the queries that this rank computes: all of the sequence for some heads, or its own.
-        self.places = [(0, self.total)] if scheme == "ulysses" else chunks(layout, group.rank, group.ranks, n)
+        self.order = _Order(layout, group.ranks, self.total, offsets, self.device)
+        self.room = 0  # tokens before and after the gathered ones
+        self.aside = False  # whether steps are aside
         self.rows = self.total if scheme == "ulysses" else n
         self.heads_here = self.heads // (group.ranks if scheme == "ulysses" else head_pieces)
+        self.masked = block_mask is not None
+        if layout == "documents" and scheme != "ulysses":
+            self.places = [(0, n)]  # of this rank's own numbers
+            self.held = [[(step, slice(None))] for step in range(group.ranks)]
+            self._steps, self._steps_back = {}, {}
+            for held in range(group.ranks) if scheme == "ring" else [(0, self.total)]:
+                self._steps[held, None], self._steps_back[held, None] = self._steps_of_documents(held)
+            self.aside = any(x.aside for steps in self._steps.values() for x in steps)
+            return
+        # Of the queries that this rank computes: all of the sequence for some heads, or its own.
+        self.places = [(0, self.total)] if scheme == "ulysses" else self.order.pieces(group.rank)
         self.held = []  # at each step of a ring: where the keys are that this rank holds, and their rows
-        for step in range(group.ranks):
+        for step in range(group.ranks if scheme == "ring" else 0):
             begin, held = 0, []
-            for place in chunks(layout, (group.rank - step) % group.ranks, group.ranks, n):
+            for place in self.order.pieces((group.rank - step) % group.ranks):
                 held.append((place, slice(begin, begin + place[1])))
                 begin += place[1]
             self.held.append(held)
@@ -488,7 +710,14 @@ class _Call:
         k_places = [place for held in self.held for place, _ in held] if scheme == "ring" else [(0, self.total)]
         self._steps = {(k_place, heads): list(self._make_steps(k_place, heads, block_mask))
                        for k_place in k_places for heads in (self.heads_of_parts() if block_mask else [None])}
-        self.masked = block_mask is not None
+        self._steps_back = self._steps
+        if scheme == "all_gather":
+            self._steps = {name: [replace(steps[0], aside=True), steps[1]] if len(steps) == 2 and not any(x.inner or x.packed for x in steps) else steps
+                           for name, steps in self._steps.items()}
+            self.aside = any(x.aside for steps in self._steps.values() for x in steps)
+
+    def gathered(self, k, v, room=0):
+        return (_gathered_from_peers if self.peers and self.group.ranks > 1 else _gathered)(k, v, self, room)
 
     def heads_of_parts(self):
         """(first, count) of each part's query heads."""
@@ -497,9 +726,9 @@ class _Call:
             return [(self.group.rank * n, n)]
         return [(i * n, n) for i in range(self.head_pieces)]
 
-    def steps(self, k_place, heads):
-        """The calls of this rank's queries over keys (start, tokens), for query heads (first, count)."""
-        return self._steps[k_place, heads if self.masked else None]
+    def steps(self, k_place, heads, back=False):
+        """The calls of this rank's queries over keys at k_place, for query heads (first, count). back: those of attn.backward."""
+        return (self._steps_back if back else self._steps)[k_place, heads if self.masked else None]
 
     def _make_steps(self, k_place, heads, mask):
         def cut(first, end, size):
@@ -514,7 +743,27 @@ class _Call:
                             cut(call.ka - k_place[0], call.kb - k_place[0], k_place[1]), len(call.cu_q) > 2, self._options(call, heads, mask))
             first += place[1]
 
-    def _options(self, call, heads, mask):
+    def _steps_of_documents(self, held):
+        """(steps, those of gradients) over the keys of a step of the ring, or of whole documents."""
+        ranks, rank = self.group.ranks, self.group.rank
+        pieces = [[x for x in of_rank if x[0] < len(self.documents)] for of_rank in _of_documents(self.order.offsets, ranks, self.total)]
+        whole = self.scheme != "ring"
+        pairs = _pairs_of_documents(pieces[rank], None if whole else pieces[(rank - held) % ranks], held == 0, self.documents, self.left, self.right)
+        back = [_Step(0, None, None, None, True, self._options(call, None, None, True)) for call in _packed_calls(pairs)]
+        aside = whole and self.head_pieces > 1
+        if not whole or len(back) < 2:
+            return [replace(x, aside=aside) for x in back], back
+        if len({(x.left, x.right) for x in pairs}) > 1:
+            return [_Step(0, slice(x.qa, x.qb), slice(x.qa, x.qb), slice(x.ka, x.kb), False, self._options(x, None, None)) for x in pairs], back
+        # Both pieces of a document see its first keys: each piece is a sequence of one call.
+        ends = [x.qb for x in pairs]
+        self.room = max(self.room, len(pairs) - 1)
+        options = self._options(_Rectangle(0, ends[-1], 0, self.total, pairs[0].left, pairs[0].right, [0, *ends], []), None, None, True)
+        for name, keys in ("kv_begin", [x.ka for x in pairs]), ("seqlens_kv", [x.kb for x in pairs]):
+            options[name] = torch.tensor([self.room + key - i for i, key in enumerate(keys)], dtype=torch.int32, device=self.device)
+        return [_Step(0, None, None, None, True, options, len(pairs), aside)], back
+
+    def _options(self, call, heads, mask, packed=False):
         options = {"scale": self.scale, "softcap": self.softcap}
         left, right = call.left, call.right
         if self.slopes and call.kb != call.qb:  # else the call's positions are the sequence's
@@ -527,9 +776,10 @@ class _Call:
             options["window"] = left, right
         elif right == 0:
             options["causal"] = True
-        if len(call.cu_q) > 2:
-            options["cu_seqlens_q"], options["cu_seqlens_kv"] = (torch.tensor(x, dtype=torch.int32, device=self.device)
-                                                                 for x in (call.cu_q, call.cu_k))
+        if packed or len(call.cu_q) > 2:
+            for name, cu in ("cu_seqlens_q", call.cu_q), ("cu_seqlens_kv", call.cu_k):
+                if cu:
+                    options[name] = torch.tensor(cu, dtype=torch.int32, device=self.device)
             options["max_seqlen_q"] = max(b - a for a, b in zip(call.cu_q, call.cu_q[1:]))
         if mask:
             options["block_mask"] = _mask_slice(mask, call.qa, call.qb, call.ka, call.kb, heads)
@@ -552,6 +802,11 @@ def _cut(x, rows, dim=1):
     if rows is None:
         return x
     return x[:, rows] if dim == 1 else x[:, :, rows]
+
+
+def _for_sequences(x, sequences):
+    """[rows, H, D] -> [sequences, rows - sequences + 1, H, D], whose i-th sequence begins at row i: CUDA takes no stride of 0 between sequences."""
+    return x.as_strided((sequences, x.shape[0] - sequences + 1, *x.shape[1:]), (x.stride(0), *x.stride()))
 
 
 class _Part:
@@ -582,24 +837,33 @@ class _Part:
         self.out[:, place * n:(place + 1) * n].zero_()
         self.lse[place].fill_(-math.inf)
 
-    def add_keys(self, k, v, k_place):
-        """Keys and values [B, m, Hkv, D] at one place."""
+    def add_keys(self, k, v, k_place, aside=None):
+        """Keys and values [B, m, Hkv, D] at one place. aside: a stream for steps that say so, which must be waited for."""
         for step in self.call.steps(k_place, self.heads):
             done, whole = self.done[step.place], self.lse[step.place]
             rows = (0, whole.shape[2]) if step.inner is None else (step.inner.start, step.inner.stop)
             if not done and step.inner is not None:
                 self._clear(step.place)
             fresh = not any(a < rows[1] and rows[0] < b for a, b in done)
-            waits = not fresh and step.inner is None and not step.packed and not _accumulates(self.q)
+            waits = not fresh and step.inner is None and not _accumulates(self.q)
             if not waits:
                 self._merge_waiting(step.place)
             lse = whole if step.inner is None else whole[:, :, step.inner].contiguous()
             arrays = [_cut(self.q, step.rows), _cut(k, step.keys), _cut(v, step.keys), _cut(self.out, step.rows), lse]
             if step.packed:
                 arrays = [x[0] for x in arrays]
+            if step.sequences:
+                arrays[1:3] = (_for_sequences(x, step.sequences) for x in arrays[1:3])
             *qkv, into, given = arrays
+            if aside and step.aside:  # all of a place's rows, for the first time
+                aside.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(aside):
+                    _forward(*qkv, out=into, lse=given, **step.options, **self.extra)
+                done.append(rows)
+                continue
             if waits:
-                self.waiting[step.place].append(_forward(*qkv, out_dtype="f32", return_lse=True, **step.options, **self.extra))
+                found = _forward(*qkv, out_dtype="f32", return_lse=True, **step.options, **self.extra)
+                self.waiting[step.place].append(tuple(x[None] for x in found) if step.packed else found)
                 done.append(rows)
                 if len(self.waiting[step.place]) == _TOGETHER:
                     self._merge_waiting(step.place)
@@ -630,7 +894,7 @@ class _Part:
 
     def add_gradients(self, k, v, dk, dv, k_place):
         """Adds to dq, and to dk and dv f32 of k's and v's shapes."""
-        for step in self.call.steps(k_place, self.heads):
+        for step in self.call.steps(k_place, self.heads, back=True):
             arrays = [_cut(x, step.rows) for x in (self.d_out, self.q, self.out, self.dq)] + [_cut(x, step.keys) for x in (k, v, dk, dv)]
             statistics = [None if x is None else _cut(x[step.place], step.inner, 2).contiguous() for x in (self.lse, self.d_lse)]
             if step.packed:
@@ -685,30 +949,82 @@ def _pieces(x, n):
     return (x,) if n == 1 else x.unflatten(2, (n, -1)).unbind(2)
 
 
-def _gathered(k, v, call):
-    """Yields K and V [B, S, heads, D] of the whole sequence, some heads at a time; the next heads arrive meanwhile."""
+def _gathered(k, v, call, room=0):
+    """Yields K and V [B, S, heads, D] of the whole sequence, some heads at a time; the next heads arrive meanwhile. room: as in _Order.whole()."""
     pending = None
     for pair in [*zip(_pieces(k, call.head_pieces), _pieces(v, call.head_pieces)), None]:
-        started = pair and _all_gather(_pack(pair), call.group, asynchronous=True)
+        started = pair and _all_gather(_pack(pair, 2), call.group, asynchronous=True)
         if pending:
-            pending[1].wait()
-            yield [_ordered(x, call.layout, 1) for x in pending[0].arrays()]
+            came, work = pending
+            work.wait()
+            yield _Packed(k, came.kinds, buffer=call.order.whole(came.buffer, 1, room)).arrays()
         pending = started
+
+
+def _gathered_from_peers(k, v, call, room=0):
+    """_gathered() by copies from the other GPUs' memory, which go on while kernels compute.
+
+    Ranks meet twice: all have read the last call's keys before one writes its own, and have written them before one reads."""
+    group, (b, n), pieces = call.group, k.shape[:2], call.head_pieces
+    pairs = list(zip(_pieces(k, pieces), _pieces(v, pieces)))
+    kinds = [(x.dtype, tuple(x.shape[2:])) for x in pairs[0]]
+    row = _places(tuple(kinds))[1]
+    peers, _, views = _peers_of(group, k.device, "attention", 1 << max(16, (pieces * b * n * row - 1).bit_length()))
+    name = pieces, b, n, row
+    found = views.find(name)
+    if found is None:
+        found = [x[:pieces * b * n * row].view(pieces, b, n, row) for x in peers.buffers]
+        views.keep(name, found)
+    peers.meet(0)
+    for pair, bytes_of_piece in zip(pairs, found[group.rank]):
+        _Packed(k, kinds, buffer=bytes_of_piece).fill(pair)
+    peers.meet(1)
+    # To their places in the sequence; pieces of documents are many, so with them rank by rank, and to their places afterwards.
+    in_order = call.layout != "documents"
+    arriving = []
+    for i in range(pieces):
+        whole = k.new_empty((b, call.total, row) if in_order else (group.ranks, b, n, row), dtype=torch.uint8)
+        copies = []
+        for r in ((group.rank + step) % group.ranks for step in range(1, group.ranks + 1)):
+            theirs, into_from, at = found[r][i], [], 0
+            for start, tokens in call.order.pieces(r) if in_order else ():
+                into_from += [(whole[entry, start:start + tokens], theirs[entry, at:at + tokens]) for entry in range(b)]
+                at += tokens
+            copies.append(into_from if in_order else [(whole[r], theirs)])
+        arriving.append((whole, copies))
+    waits = [peers.copy_beside(copies[:-1]) for _, copies in arriving]
+    for whole, copies in arriving:
+        for into, x in copies[-1]:
+            into.copy_(x)
+    for (whole, _), wait in zip(arriving, waits):
+        wait()
+        yield _Packed(k, kinds, buffer=whole if in_order else call.order.whole(whole, 1, room)).arrays()
 
 
 def _all_gather_forward(call, q, k, v, slopes, dtype):
     parts, out, lse = _results(call, q, slopes, dtype)
-    for part, kv in zip(parts, _gathered(k, v, call)):
-        part.add_keys(*kv, (0, call.total))
+    # On GPUs two calls at the same time: every other piece of heads, if these are copied, else a rank's two pieces of the sequence.
+    in_turn = call.aside and call.peers and call.group.ranks > 1 and len(parts) > 1
+    aside = call.group.stream_aside(q.device) if in_turn or call.aside and len(call.places) == 2 else None
+    gathered, kept = call.gathered(k, v, call.room), []
+    for number, part in enumerate(parts):
+        with torch.cuda.stream(aside) if aside and in_turn and number % 2 else contextlib.nullcontext():
+            kv = next(gathered)
+            if aside and number == 0:
+                aside.wait_stream(torch.cuda.current_stream())
+            part.add_keys(*kv, (0, call.total), None if in_turn else aside)
+        kept.append(kv)  # until it has been read in both streams
+    if aside:
+        torch.cuda.current_stream().wait_stream(aside)
     return parts, out, lse
 
 
 def _all_gather_backward(call, q, k, v, out, lse, d_out, d_lse, slopes):
     dq, found = torch.zeros(q.shape, dtype=torch.float32, device=q.device), []
-    for part, kv in zip(_parts_of_result(call, q, slopes, d_out, d_lse, out, lse, dq), _gathered(k, v, call)):
+    for part, kv in zip(_parts_of_result(call, q, slopes, d_out, d_lse, out, lse, dq), call.gathered(k, v)):
         gradients = [torch.zeros_like(x, dtype=torch.float32, memory_format=torch.contiguous_format) for x in kv]
         part.add_gradients(*kv, *gradients, (0, call.total))
-        found.append(_sums_of_ranks([_by_owner(x, call.layout, call.group.ranks) for x in gradients], call.group))
+        found.append(_sums_of_ranks([call.order.by_rank(x) for x in gradients], call.group))
     return dq, *(x[0] if len(x) == 1 else torch.cat(x, 2) for x in zip(*found))
 
 
@@ -748,15 +1064,15 @@ def _to_heads(arrays, call):
     ranks = call.group.ranks
     arrays = [x.repeat_interleave(ranks // x.shape[2], 2) if x.shape[2] < ranks else x for x in arrays]
     sent = [x.unflatten(2, (ranks, -1)).movedim(2, 0) for x in arrays]
-    came = _exchange(_pack_for_ranks(sent), call.group)
-    return [_ordered(x, call.layout, 1) for x in came.arrays()]
+    came = _exchange(_pack(sent, 1), call.group)
+    return [call.order.whole(x, 1) for x in came.arrays()]
 
 
 def _to_tokens(arrays, call, heads):
     """The reverse. Where an array's heads, of which there are `heads`, were repeated: the sums."""
     ranks = call.group.ranks
-    sent = [_by_owner(x, call.layout, ranks) for x in arrays]
-    came = _exchange(_pack_for_ranks(sent), call.group)
+    sent = [call.order.by_rank(x) for x in arrays]
+    came = _exchange(_pack(sent, 1), call.group)
     back = [x.movedim(0, 2).flatten(2, 3) for x in came.arrays()]
     return [x if x.shape[2] == n else x.unflatten(2, (n, -1)).sum(3) for x, n in zip(back, heads)]
 
@@ -859,22 +1175,27 @@ class Machine:
     network: float = 40e9  # bytes/s of a GPU between hosts: 80 % of 400 Gbit/s
     call: float = 900e-6  # of the host for a call, whatever its tokens: arguments and comparison. 300e-6 with compare="once"
     piece: float = 400e-6  # of the host for each piece of heads (all_gather), step (ring) or exchange (ulysses)
+    peers: float = 230e9  # bytes/s that one GPU copies from all others of its host by peers=True, while it computes
 
 
 def estimate(ranks, tokens, *, heads_q, heads_kv, head_dim, head_dim_v=None, batch=1, causal=True, bytes_per_element=2, machine=Machine(),
-             head_pieces=None):
+             head_pieces=None, layout="zigzag", cu_seqlens=None, peers=False):
     """{scheme: seconds} of a forward call over `tokens` tokens of each sequence in all; a scheme that cannot run is not in it.
 
     It is that of calls one after the other: GPUs compute one while hosts prepare the next, and the slower of both counts.
-    head_pieces: of all_gather; None: the best of those that attention() chooses from."""
+    head_pieces: of all_gather; None: the best of those that attention() chooses from. cu_seqlens: documents. The rank that the layout
+    gives the most work counts."""
     dim_v = head_dim_v or head_dim
-    work = 2 * batch * heads_q * tokens * tokens * (head_dim + dim_v) * (0.5 if causal else 1)
+    pairs, most = _work(ranks, tokens, layout, causal, None if cu_seqlens is None else tuple(cu_seqlens))
+    work = 2 * batch * heads_q * pairs * (head_dim + dim_v)
     rows = tokens / ranks
     rate = machine.flops * rows / (rows + machine.half_tokens)
-    compute = work / ranks / rate
+    compute = work * most / rate
     width, hop, hidden = min(machine.bandwidth, machine.pair * (ranks - 1)), machine.pair, machine.hidden
     if ranks > machine.ranks_of_host:
         width, hop, hidden = machine.network, machine.network, 1
+    elif peers:
+        width, hidden = machine.peers, 1
     of_rank = batch * rows * heads_kv * (head_dim + dim_v) * bytes_per_element  # K and V
     arrive = (ranks - 1) * of_rank / width if ranks > 1 else 0
 
@@ -887,7 +1208,8 @@ def estimate(ranks, tokens, *, heads_q, heads_kv, head_dim, head_dim_v=None, bat
     found = {"all_gather": min(gathered(n) for n in ([head_pieces] if head_pieces else _head_pieces(heads_kv)))}
     # A step is a call over 1 / ranks of the keys; all but the first read, merge and write f32 rows.
     merge = 3 * batch * rows * heads_q * dim_v * 4 / machine.memory
-    step = compute / ranks * (1 + machine.half_tokens / rows)
+    sequences = 2 * (len(cu_seqlens) - 1) if layout == "documents" else 1  # of a step's call, which are short
+    step = compute / ranks * (1 + machine.half_tokens * max(1, sequences) / rows)
     found["ring"] = call(ranks * machine.latency + step + (ranks - 1) * max(step + merge, of_rank / hop), ranks)
     if _splits(heads_q, heads_kv, ranks):
         repeated = max(1, ranks // heads_kv)
@@ -897,6 +1219,25 @@ def estimate(ranks, tokens, *, heads_q, heads_kv, head_dim, head_dim_v=None, bat
         whole = work / ranks / (machine.flops * tokens / (tokens + machine.half_tokens))
         found["ulysses"] = call(2 * machine.latency + (sent / width if ranks > 1 else 0) + whole, 2)
     return found
+
+
+@functools.lru_cache(256)
+def _work(ranks, tokens, layout, causal, offsets):
+    """(pairs of queries and keys that see each other, the part of them that the rank with the most has)."""
+    documents = [(0, tokens)] if offsets is None else list(zip(offsets, offsets[1:]))
+    if offsets is None and (layout == "zigzag" or not causal):
+        return tokens * tokens * (0.5 if causal else 1), 1 / ranks
+
+    def pairs(start, end):
+        """Of queries [start, end)."""
+        found = 0
+        for begin, stop in documents:
+            a, b = max(start, begin) - begin, min(end, stop) - begin
+            if a < b:
+                found += (b * b - a * a) / 2 if causal else (b - a) * (stop - begin)
+        return found
+    of_ranks = [sum(pairs(start, start + n) for start, n in chunks(layout, r, ranks, tokens // ranks, offsets)) for r in range(ranks)]
+    return sum(of_ranks), max(of_ranks) / sum(of_ranks) if any(of_ranks) else 1 / ranks
 
 
 def _head_pieces(heads_kv):
@@ -919,9 +1260,8 @@ def _check_compare(compare):
 
 
 def _attention_call(group, q, k, v, slopes, sinks, gradients, block_mask, offsets, scheme, layout, causal, window, scale, softcap, head_pieces,
-                    out_dtype):
+                    out_dtype, peers):
     """Checks the arguments of attention() -> a _Call."""
-    _check_layout(layout)
     if scheme != "auto" and scheme not in _SCHEMES:
         raise InvalidArgument(f"scheme is {scheme!r}; accepted: auto, {', '.join(_SCHEMES)}")
     dims = 4 if offsets is None else 3
@@ -936,19 +1276,18 @@ def _attention_call(group, q, k, v, slopes, sinks, gradients, block_mask, offset
         raise InvalidArgument(f"q has {n} tokens on this rank; accepted in layout {layout}: {'an even number' if n else '1 or more'}")
     if heads_kv == 0 or heads % heads_kv or v.shape[-2] != heads_kv:
         raise InvalidArgument(f"q has {heads} heads, k {heads_kv}, v {v.shape[-2]}; accepted: k's for v, a multiple for q")
+    if peers and scheme not in ("all_gather", "auto"):
+        raise InvalidArgument(f"peers with scheme {scheme}; accepted: all_gather, auto")
     if scheme == "ulysses" and not _splits(heads, heads_kv, ranks):
         raise InvalidArgument(f"scheme is ulysses with {heads} and {heads_kv} heads on {ranks} ranks; accepted: query heads that are a "
                               "multiple of the ranks, K/V heads too or a divisor of them")
     if head_pieces is not None and (head_pieces < 1 or heads_kv % head_pieces):
         raise InvalidArgument(f"head_pieces is {head_pieces}; accepted: divisors of {heads_kv}, the heads of k")
-    documents = None
+    _check_layout(layout, offsets, n * ranks)
     if offsets is not None:
-        if not offsets or offsets[0] != 0 or any(a > b for a, b in zip(offsets, offsets[1:])) or offsets[-1] > n * ranks:
-            raise InvalidArgument(f"cu_seqlens is {list(offsets[:8])}{' ...' if len(offsets) > 8 else ''}; accepted: integers from 0 that do not "
-                                  f"decrease, up to {n * ranks}")
+        _checked_offsets(offsets, n * ranks)
         if block_mask is not None:
             raise InvalidArgument("block_mask is given with cu_seqlens; accepted: one of them")
-        documents = list(zip(offsets, offsets[1:]))
     if block_mask is not None and tuple(block_mask.shape[2:]) != (n * ranks, n * ranks):
         raise InvalidArgument(f"block_mask has shape {block_mask.shape}; accepted: {n * ranks} queries and keys")
     part = n if layout == "contiguous" else n // 2
@@ -964,10 +1303,11 @@ def _attention_call(group, q, k, v, slopes, sinks, gradients, block_mask, offset
 
     def seconds(pieces):
         return estimate(ranks, n * ranks, heads_q=heads, heads_kv=heads_kv, head_dim=q.shape[-1], head_dim_v=v.shape[-1],
-                        batch=q.shape[0] if dims == 4 else 1, causal=right == 0, bytes_per_element=q.element_size(), head_pieces=pieces)
+                        batch=q.shape[0] if dims == 4 else 1, causal=right == 0, bytes_per_element=q.element_size(), head_pieces=pieces,
+                        layout=layout, cu_seqlens=offsets, peers=peers)
     if scheme == "auto":
         found = seconds(head_pieces)
-        scheme = "ulysses" if slopes is not None and "ulysses" in found else min(found, key=found.get)
+        scheme = "ulysses" if slopes is not None and "ulysses" in found else "all_gather" if peers else min(found, key=found.get)
     if scheme != "all_gather":
         head_pieces = 1
     elif head_pieces is None:
@@ -975,16 +1315,17 @@ def _attention_call(group, q, k, v, slopes, sinks, gradients, block_mask, offset
     if slopes is not None and scheme != "ulysses":
         if gradients:
             raise Unsupported(f"alibi_slopes with gradients in scheme {scheme}; accepted: scheme ulysses, or torch.no_grad()")
-        if documents is not None:
+        if offsets is not None:
             raise Unsupported(f"alibi_slopes with cu_seqlens in scheme {scheme}; accepted: scheme ulysses")
         if q.device.type != "cpu":
             raise Unsupported(f"alibi_slopes on {q.device} in scheme {scheme}; accepted: scheme ulysses, or tensors of the CPU")
     facts = {"function": "attention", **_sizes(q=q, k=k, v=v), **{f"{name}.dtype": str(x.dtype) for name, x in (("q", q), ("k", k), ("v", v))},
              "scheme": scheme, "layout": layout, "window[0]": int(left), "window[1]": int(right), **_numbers(scale, softcap),
              "alibi_slopes given": slopes is not None, "sinks given": sinks is not None, "block_mask given": block_mask is not None,
-             "head_pieces": head_pieces, "out_dtype": str(out_dtype or q.dtype), "cu_seqlens": offsets, "gradients wanted": gradients}
-    return _Call(group, facts, scheme=scheme, layout=layout, left=left, right=right, scale=scale, softcap=softcap, documents=documents,
-                 block_mask=block_mask, slopes=slopes is not None, head_pieces=head_pieces, q=q, k=k, v=v)
+             "head_pieces": head_pieces, "out_dtype": str(out_dtype or q.dtype), "cu_seqlens": offsets, "gradients wanted": gradients,
+             "peers": bool(peers)}
+    return _Call(group, facts, scheme=scheme, layout=layout, left=left, right=right, scale=scale, softcap=softcap, offsets=offsets,
+                 block_mask=block_mask, slopes=slopes is not None, head_pieces=head_pieces, peers=peers, q=q, k=k, v=v)
 
 
 def _sizes(**arrays):
@@ -1021,7 +1362,7 @@ def _kept_call(group, compare, mask, key, make):
 
 def attention(q, k, v, *, group=None, scheme="auto", layout="zigzag", causal=False, window=(-1, -1), scale=None, softcap=0.0,
               alibi_slopes=None, sinks=None, block_mask=None, cu_seqlens=None, out_dtype=None, return_lse=False, head_pieces=None,
-              compare="always"):
+              peers=False, compare="always"):
     """attn.forward(q, k, v) over sequences of which every rank of `group` has the same number of tokens -> its rows of out, or (out, lse).
 
     q [B, n, Hq, D], k [B, n, Hkv, D], v [B, n, Hkv, Dv] on this rank, as shard() with `layout` cuts them; out [B, n, Hq, Dv],
@@ -1033,7 +1374,7 @@ def attention(q, k, v, *, group=None, scheme="auto", layout="zigzag", causal=Fal
                        "ring": K and V pass from rank to rank while the last ones are computed; results are merged. Takes the least
                        memory. "ulysses": queries, keys and values are exchanged so that each rank has some heads of all tokens;
                        Hq is a multiple of the ranks, and Hkv too or a divisor of them. "auto": the fastest by estimate()
-    layout             "zigzag" or "contiguous", see chunks()
+    layout             "zigzag", "contiguous", or "documents" with cu_seqlens, see chunks()
     causal, window, scale, softcap  as in attn.forward, on the whole sequence
     alibi_slopes       f32 [Hq]; schemes other than ulysses take them on the CPU alone, without gradients and cu_seqlens
     sinks              f32 [Hq], the same on all ranks
@@ -1042,6 +1383,10 @@ def attention(q, k, v, *, group=None, scheme="auto", layout="zigzag", causal=Fal
                        then packed, [n, H, D], out [n, Hq, Dv], lse [Hq, n]; tokens after the last document have out 0 and lse -inf
     out_dtype          a torch.dtype, None: q's. Partial results are f32 in any case
     head_pieces        all_gather: in how many pieces of heads, a divisor of Hkv; None: 1, 2 or 4, the fastest by estimate()
+    peers              True: GPUs of one host copy K and V from each other's memory, without NCCL, which leaves all multiprocessors to the
+                       computation. all_gather, and other ranks' part of its gradients, which goes over the group. The memory, that of
+                       k and v rounded up to a power of two, is kept with the group. A call of larger sizes than those before makes
+                       it, so make one before a graph is captured. All calls are in one stream
     compare            "always": each call first compares shapes, types and options over the group, on the host. "once": a call with
                        shapes, types and options that were compared before does not. You promise that all ranks make the same calls
                        in the same order; a rank that does not leaves the others waiting until the group's time-out
@@ -1057,11 +1402,11 @@ def attention(q, k, v, *, group=None, scheme="auto", layout="zigzag", causal=Fal
         if cu_seqlens is not None:
             offsets = tuple(int(x) for x in cu_seqlens)
         return ("attention", q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, gradients, _shape(alibi_slopes),
-                _shape(sinks), offsets, scheme, layout, bool(causal), *window, scale, softcap, head_pieces, out_dtype)
+                _shape(sinks), offsets, scheme, layout, bool(causal), *window, scale, softcap, head_pieces, out_dtype, peers)
 
     call = _kept_call(mine, compare, block_mask, key, lambda: _attention_call(
         mine, q, k, v, alibi_slopes, sinks, gradients, block_mask, offsets, scheme, layout, causal, window, scale, softcap, head_pieces,
-        out_dtype))
+        out_dtype, peers))
     if offsets is not None:
         q, k, v = q[None], k[None], v[None]
     if gradients:
@@ -1109,7 +1454,7 @@ def _parts_of_ranks(q, k, v, group, heads, options):
     if split and found.buffer.numel() > _MOST_GATHERED:
         out, lse = found.arrays()
         sent = out.unflatten(2, (group.ranks, -1)).movedim(2, 0), lse.unflatten(1, (group.ranks, -1)).movedim(1, 0)
-        outs, lses = _exchange(_pack_for_ranks(sent), group).arrays()
+        outs, lses = _exchange(_pack(sent, 1), group).arrays()
     else:
         outs, lses = _all_gather(found, group)[0].arrays()
         if split:
@@ -1120,31 +1465,11 @@ def _parts_of_ranks(q, k, v, group, heads, options):
     return outs.unbind(0), lses.unbind(0)
 
 
-class _Peers:
-    """Memory of this rank's GPU that all ranks read, and theirs, over NVLink or PCIe: torch's symmetric memory."""
-
-    def __init__(self, group, device, size):
-        if device.type != "cuda":
-            raise Unsupported(f"peers with tensors on {device}; accepted: GPUs of one host")
-        from torch.distributed import _symmetric_memory as symmetric  # torch has no public name for it
-        memory = symmetric.empty(size, dtype=torch.uint8, device=device)
-        self.handle = symmetric.rendezvous(memory, group.group)
-        self.buffers = [memory if r == group.rank else self.handle.get_remote_tensor(r, (size,), torch.uint8) for r in range(group.ranks)]
-        self.limit = int((_time_out(group.group) or _USUAL).total_seconds() * 1000)
-
-    def meet(self, channel):
-        """The stream goes on when those of all ranks have got here."""
-        self.handle.barrier(channel=channel, timeout_ms=self.limit)
-
-
 def _of_peers(group, device, *kinds):
     """(_Peers, for each of two kinds the arrays in each rank's memory). Those of one kind never overlap those of the other, in no call."""
     half = 1 << max(16, (max(_places(x)[1] for x in kinds) - 1).bit_length())
-    kept = group.peers.setdefault(device, [])
-    if not kept or kept[-1][0] < half:
-        kept.append((half, _Peers(group, device, 2 * half), _Kept(_MOST_CALLS)))
-    half, peers, views = kept[-1]
-    found = views.find(kinds)
+    peers, size, views = _peers_of(group, device, "decode", 2 * half)
+    half, found = size // 2, views.find(kinds)
     if found is None:
         found = [[[x[base + first:base + end].view(dtype).view(shape) for first, end, dtype, shape in _places(kind)[0]] for x in peers.buffers]
                  for base, kind in zip((0, half), kinds)]

@@ -8,7 +8,7 @@ masks        out and lse of every scheme, layout and mask, bf16 with a float32 r
 gradients    dq, dk, dv and the sinks', bf16
 decode       caches by tokens and by pages, every way of partial results
 graphs       attention and decode as CUDA graphs: the bits of plain calls, also with other data
-repeats      equal calls give equal bits: forward and gradients of each scheme, decode
+repeats      equal calls give equal bits: forward and gradients of each scheme, also by peers, a tenth as often with layout documents; decode
 disagree     ranks that differ, or refuse: an error on every rank, and the group still works
 dies         a rank ends where the others wait for it: synchronize() raises on them, also after a replay of a graph
 absent       a rank lives and does not call
@@ -35,7 +35,8 @@ for variable, off in ("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICA
 LIMIT, TIME_OUT = 120, 15  # seconds of a part, and of its group
 PARTS = ("masks", "gradients", "decode", "graphs", "repeats", "disagree", "dies", "absent", "watchdog")
 ENDS = {"dies", "watchdog"}  # parts in which rank 1 ends
-SCHEMES, LAYOUTS = ("all_gather", "ring", "ulysses"), ("zigzag", "contiguous")
+SCHEMES, LAYOUTS = ("all_gather", "ring", "ulysses"), ("zigzag", "contiguous", "documents")
+FORWARD = [*((s, False) for s in SCHEMES), ("all_gather", True)]  # (scheme, peers)
 TOKENS, HEADS, HEADS_KV, DIM = 256, 8, 2, 128  # of a rank
 
 
@@ -83,8 +84,10 @@ def largest(x):
     return x[torch.isfinite(x)].abs().max().item() if x.numel() else 0.0
 
 
-def variants():
-    return list(itertools.product(SCHEMES, LAYOUTS))
+def variants(packed):
+    """(scheme, layout, peers), layout documents only for documents"""
+    found = [(s, y, False) for s, y in itertools.product(SCHEMES, LAYOUTS)] + [("all_gather", y, True) for y in LAYOUTS]
+    return [x for x in found if packed or x[1] != "documents"]
 
 
 class Notes:
@@ -122,14 +125,15 @@ def masks(rank, ranks, device, notes, arguments):
         if not packed:
             alone = attn.forward(q, k, v, out_dtype="f32", **options)
             notes.least("one GPU: out", largest(alone - want))
-        for scheme, layout in variants():
-            what = f"{name} {scheme} {layout}"
+        cu = options.get("cu_seqlens")
+        for scheme, layout, peers in variants(packed):
+            what = f"{name} {scheme} {layout}{' peers' if peers else ''}"
             with notes.of(what):
-                local = [ad.shard(x[0] if packed else x, layout=layout, dim=dim) for x in (q, k, v)]
-                out, lse = ad.attention(*local, scheme=scheme, layout=layout, return_lse=True, out_dtype=torch.float32, **options)
+                local = [ad.shard(x[0] if packed else x, layout=layout, dim=dim, cu_seqlens=cu) for x in (q, k, v)]
+                out, lse = ad.attention(*local, scheme=scheme, layout=layout, peers=peers, return_lse=True, out_dtype=torch.float32, **options)
                 if packed:
                     out, lse = out[None], lse[None]
-                mine, mine_lse = ad.shard(want, layout=layout), ad.shard(want_lse, layout=layout, dim=2)
+                mine, mine_lse = ad.shard(want, layout=layout, cu_seqlens=cu), ad.shard(want_lse, layout=layout, dim=2, cu_seqlens=cu)
                 assert torch.equal(torch.isfinite(lse), torch.isfinite(mine_lse)), "rows without keys"
                 error, of_lse = largest(out - mine), largest(lse - mine_lse)
                 notes.least(f"{scheme}: out", error)
@@ -158,20 +162,21 @@ def gradients(rank, ranks, device, notes, arguments):
         g = torch.Generator(device).manual_seed(9)
         d_out = torch.randn(want.shape, generator=g, device=device).to(torch.bfloat16)
         wanted = torch.autograd.grad((want * d_out.double()).sum(), [*whole, *([rules["sinks"]] if sinks is not None else [])])
-        for scheme, layout in variants():
-            what = f"{name} {scheme} {layout}"
+        cu = options.get("cu_seqlens")
+        for scheme, layout, peers in variants(packed):
+            what = f"{name} {scheme} {layout}{' peers' if peers else ''}"
             with notes.of(what):
-                local = [ad.shard(x[0] if packed else x, layout=layout, dim=dim).requires_grad_() for x in given]
+                local = [ad.shard(x[0] if packed else x, layout=layout, dim=dim, cu_seqlens=cu).requires_grad_() for x in given]
                 leaves = [*local, *([sinks.clone().requires_grad_()] if sinks is not None else [])]
                 named = {**options, "sinks": leaves[3]} if sinks is not None else options
-                out = ad.attention(*local, scheme=scheme, layout=layout, **named)
-                mine = ad.shard(d_out, layout=layout)
+                out = ad.attention(*local, scheme=scheme, layout=layout, peers=peers, **named)
+                mine = ad.shard(d_out, layout=layout, cu_seqlens=cu)
                 got = torch.autograd.grad(out, leaves, mine[0] if packed else mine)
                 for x, y, letter in zip(got, wanted, "qkvs"):
                     if letter == "s":
                         dist.all_reduce(x)
                     else:
-                        x, y = x[None] if packed else x, ad.shard(y, layout=layout)
+                        x, y = x[None] if packed else x, ad.shard(y, layout=layout, cu_seqlens=cu)
                     error = largest(x - y) / largest(y)
                     notes.least(f"d{letter}, of the largest", error)
                     assert error < 0.02, f"d{letter}: {error:.2g} of the largest"
@@ -239,7 +244,11 @@ def graphs(rank, ranks, device, notes, arguments):
     import torch
     import attn.distributed as ad
     local = [ad.shard(x) for x in tensors(TOKENS * ranks, device)]
-    calls = {f"attention {s}": lambda s=s: ad.attention(*local, causal=True, scheme=s, compare="once") for s in SCHEMES}
+    rows = [x.flatten(0, 1) for x in local]
+    ends = [0, 300, 301, TOKENS * ranks, 2 * TOKENS * ranks - 7]
+    calls = {f"attention {s}{' peers' * p}": lambda s=s, p=p: ad.attention(*local, causal=True, scheme=s, peers=p, compare="once") for s, p in FORWARD}
+    calls |= {f"documents {s}{' peers' * p}": lambda s=s, p=p: ad.attention(*rows, causal=True, scheme=s, peers=p, compare="once", layout="documents",
+                                                                             cu_seqlens=ends) for s, p in FORWARD}
     calls |= {f"decode {h} {p}": lambda h=h, p=p: ad.decode(local[0][:, :1], *local[1:], heads=h, peers=p, compare="once")
               for p in (False, True) for h in ("split", "all")}
     for name, call in calls.items():
@@ -260,18 +269,23 @@ def repeats(rank, ranks, device, notes, arguments):
     import attn.distributed as ad
     local = [ad.shard(x) for x in tensors(TOKENS * ranks, device)]
     d_out = torch.ones_like(local[0])
-    for scheme in SCHEMES:
-        first, differ = None, torch.zeros((), dtype=torch.bool)
-        for _ in range(arguments.repeats):
-            leaves = [x.detach().requires_grad_() for x in local]
-            out = ad.attention(*leaves, causal=True, scheme=scheme, compare="once")
-            got = [out.detach(), *torch.autograd.grad(out, leaves, d_out)]
-            first = first or got
-            for x, y in zip(got, first):
-                differ |= (x.view(torch.int16) != y.view(torch.int16)).any()
-        with notes.of(scheme):
-            assert not differ.item(), "bits differ"
-        notes.facts[scheme] = arguments.repeats
+    rows, of_rows = [x.flatten(0, 1) for x in local], d_out.flatten(0, 1)
+    ends = [0, 300, 301, TOKENS * ranks, 2 * TOKENS * ranks - 7]
+    for what, arrays, gradient, options, turns in (("", local, d_out, {}, arguments.repeats),
+                                                   (" documents", rows, of_rows, {"layout": "documents", "cu_seqlens": ends}, arguments.repeats // 10)):
+        for scheme, peers in FORWARD:
+            first, differ = None, torch.zeros((), dtype=torch.bool)
+            for _ in range(turns):
+                leaves = [x.detach().requires_grad_() for x in arrays]
+                out = ad.attention(*leaves, causal=True, scheme=scheme, peers=peers, compare="once", **options)
+                got = [out.detach(), *torch.autograd.grad(out, leaves, gradient)]
+                first = first or got
+                for x, y in zip(got, first):
+                    differ |= (x.view(torch.int16) != y.view(torch.int16)).any()
+            name = f"{scheme}{what}{' peers' if peers else ''}"
+            with notes.of(name):
+                assert not differ.item(), "bits differ"
+            notes.facts[name] = turns
     for name, most, peers in ("by heads", 0, False), ("to all", 1 << 20, False), ("peers", 0, True):
         ad._MOST_GATHERED, first, differ = most, None, torch.zeros((), dtype=torch.bool)
         for _ in range(arguments.repeats):
@@ -409,6 +423,7 @@ def watchdog(rank, ranks, device, notes, arguments):
 def run_rank(rank, ranks, folder, arguments):
     import torch
     import torch.distributed as dist
+    import attn.distributed as ad
     notes, part = Notes(), arguments.part
     try:
         device = torch.device("cuda", rank)
@@ -416,6 +431,7 @@ def run_rank(rank, ranks, folder, arguments):
         torch.set_default_device(device)
         dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, device_id=device,
                                 timeout=datetime.timedelta(seconds=TIME_OUT if part in ("dies", "absent", "watchdog") else 60))
+        ad._TILE = 16  # so that short documents have two pieces on a rank
         globals()[part](rank, ranks, device, notes, arguments)
     except BaseException:
         notes.failures.append(traceback.format_exc()[-1500:])

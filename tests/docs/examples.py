@@ -37,7 +37,7 @@ moved = attn.forward(q, k, v + 1e-2 * d_out, causal=True)  # out is linear in v
 assert abs(((moved - out) * d_out).sum() - 1e-2 * (dv * d_out).sum()) < 1e-3 * abs((moved - out) * d_out).sum()
 """)],
     "docs/llama.md": ["needs llama-cpp-python and a model"],
-    "docs/distributed.md": ["needs PyTorch and several processes; tests/python/test_distributed.py has them"] * 4,
+    "docs/distributed.md": ["needs PyTorch and several processes; tests/python/test_distributed.py has them"] * 5,
     "docs/masks.md": [MASKS_CPP],
     "docs/mla.md": [("import attn" + NUMPY + """
 q, cache, lengths = normal(2, 1, 16, 576), normal(8, 16, 576), np.array([60, 33], np.int32)

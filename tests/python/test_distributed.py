@@ -54,6 +54,15 @@ class Distributed(unittest.TestCase):
         for ranks in 1, 2, 3, 4:
             self.run_ranks(ranks, "decodes")
 
+    def test_peers(self):
+        for ranks in 2, 3:
+            self.run_ranks(ranks, "by_peers")
+
+    def test_documents(self):
+        self.run_ranks(1, "divided_documents")
+        for ranks in 2, 4:
+            self.run_ranks(ranks, "documents")
+
     def test_equal_bits(self):
         self.run_ranks(2, "repeats")
 
@@ -199,14 +208,15 @@ def near(got, want, bound, what):
     assert error < bound, f"{what}: {error}"
 
 
-def mine(x, layout, dim=1):
+def mine(x, layout, dim=1, cu_seqlens=None):
     import attn.distributed as ad
-    return ad.shard(x, layout=layout, dim=dim)
+    return ad.shard(x, layout=layout, dim=dim, cu_seqlens=cu_seqlens)
 
 
-def variants(ranks, number):
+def variants(ranks, number, packed=False):
     """(scheme, layout) pairs of a case; with many ranks they take turns."""
-    found = [(s, y) for s, y in itertools.product(("all_gather", "ring", "ulysses"), ("zigzag", "contiguous")) if s != "ulysses" or 8 % ranks == 0]
+    layouts = ("zigzag", "contiguous", "documents") if packed else ("zigzag", "contiguous")
+    found = [(s, y) for s, y in itertools.product(("all_gather", "ring", "ulysses"), layouts) if s != "ulysses" or 8 % ranks == 0]
     return found if ranks < 4 else found[number % 2::2]
 
 
@@ -216,10 +226,11 @@ def schemes(rank, ranks):
     import attn.distributed as ad
     for number, (name, options, visible, rules) in enumerate(cases(ranks)):
         packed = "cu_seqlens" in options
-        q, k, v = tensors(12 * ranks, batch=1 if packed else 2)
+        q, k, v = tensors(12 * ranks, batch=1 if packed or number % 2 else 2)
         want, want_lse = dense(q.double(), k.double(), v.double(), visible, **rules)
-        for scheme, layout in variants(ranks, number):
-            local = [mine(x[0] if packed else x, layout, 0 if packed else 1) for x in (q, k, v)]
+        cu = options.get("cu_seqlens")
+        for scheme, layout in variants(ranks, number, packed):
+            local = [mine(x[0] if packed else x, layout, 0 if packed else 1, cu) for x in (q, k, v)]
             counts = {x["name"]: attn._attn.launch_count(x["name"]) for x in attn.info()["kernels"] if x["backend"] == "cpu"}
             pieces = 4 if (scheme, layout) == ("all_gather", "zigzag") else None
             out, lse = ad.attention(*local, scheme=scheme, layout=layout, return_lse=True, head_pieces=pieces, **options)
@@ -227,8 +238,8 @@ def schemes(rank, ranks):
             if packed:
                 out, lse = out[None], lse[None]
             what = f"{name} {scheme} {layout} on {ranks}"
-            near(out, mine(want, layout), 1e-5, what)
-            near(lse, mine(want_lse, layout, 2), 1e-5, what + " lse")
+            near(out, mine(want, layout, 1, cu), 1e-5, what)
+            near(lse, mine(want_lse, layout, 2, cu), 1e-5, what + " lse")
     q, k, v = tensors(12 * ranks)
     whole = attn.forward(q, k, v, causal=True)
     for layout in "zigzag", "contiguous":
@@ -254,13 +265,14 @@ def merged(rank, ranks):
         packed = "cu_seqlens" in options
         q, k, v = tensors(12 * ranks, batch=1 if packed else 2)
         want, want_lse = dense(q.double(), k.double(), v.double(), visible, **rules)
-        for layout in "zigzag", "contiguous":
-            local = [mine(x[0] if packed else x, layout, 0 if packed else 1) for x in (q, k, v)]
+        cu = options.get("cu_seqlens")
+        for layout in ("zigzag", "contiguous", "documents")[:3 if packed else 2]:
+            local = [mine(x[0] if packed else x, layout, 0 if packed else 1, cu) for x in (q, k, v)]
             out, lse = ad.attention(*local, scheme="ring", layout=layout, return_lse=True, **options)
             if packed:
                 out, lse = out[None], lse[None]
-            near(out, mine(want, layout), 1e-5, f"{name} {layout}")
-            near(lse, mine(want_lse, layout, 2), 1e-5, f"{name} {layout} lse")
+            near(out, mine(want, layout, 1, cu), 1e-5, f"{name} {layout}")
+            near(lse, mine(want_lse, layout, 2, cu), 1e-5, f"{name} {layout} lse")
     assert merges.calls
 
 
@@ -295,10 +307,11 @@ def gradients(rank, ranks):
         d_lse = torch.where(torch.isfinite(want_lse), d_lse, 0.0)
         wanted = torch.autograd.grad((want * d_out).sum() + torch.where(torch.isfinite(want_lse), want_lse * d_lse, 0.0).sum(),
                                      [*whole, *([rules["sinks"]] if sinks is not None else [])])
-        for scheme, layout in variants(ranks, number):
+        cu = options.get("cu_seqlens")
+        for scheme, layout in variants(ranks, number, packed):
             what = f"{name} {scheme} {layout} on {ranks}"
             dim = 0 if packed else 1
-            local = [mine(x.detach().float()[0] if packed else x.detach().float(), layout, dim).requires_grad_() for x in whole]
+            local = [mine(x.detach().float()[0] if packed else x.detach().float(), layout, dim, cu).requires_grad_() for x in whole]
             if sinks is not None:
                 options = {**options, "sinks": sinks.clone().requires_grad_()}
             leaves = [*local, *([options["sinks"]] if sinks is not None else [])]
@@ -308,7 +321,7 @@ def gradients(rank, ranks):
             except attn.Unsupported as error:  # on every rank
                 assert "alibi" in name and scheme != "ulysses", (what, error)
                 continue
-            of_out, of_lse = mine(d_out.float(), layout), mine(d_lse.float(), layout, 2)
+            of_out, of_lse = mine(d_out.float(), layout, 1, cu), mine(d_lse.float(), layout, 2, cu)
             loss = (out * (of_out[0] if packed else of_out)).sum() + torch.where(torch.isfinite(lse), lse * (of_lse[0] if packed else of_lse), 0.0).sum()
             got = torch.autograd.grad(loss, leaves)
             for x, y, letter in zip(got, wanted, "qkvs"):
@@ -316,7 +329,7 @@ def gradients(rank, ranks):
                     dist.all_reduce(x)
                     near(x, y, 1e-4, what + " sinks")
                 else:
-                    near(x[None] if packed else x, mine(y, layout), 3e-5, f"{what} d{letter}")
+                    near(x[None] if packed else x, mine(y, layout, 1, cu), 3e-5, f"{what} d{letter}")
 
 
 def decodes(rank, ranks):
@@ -370,6 +383,101 @@ def decodes(rank, ranks):
         near(paged, want, 1e-5, "pages")
 
 
+def by_peers(rank, ranks):
+    """The bits of the same call over the group, forward and backward, when sizes grow and shrink too."""
+    import torch
+    import attn
+    import attn.distributed as ad
+    ad._Peers = SharedFiles
+    made = SharedFiles.made
+    for total, batch in (12 * ranks, 2), (2400 * ranks, 1), (24 * ranks, 1):
+        for name, options, _, _ in cases(total // 12) if total < 1000 else [("causal", {"causal": True}, 0, 0), ("documents", {
+                "causal": True, "cu_seqlens": [0, 1000, 1001, 2047, total - 5]}, 0, 0)]:
+            packed = "cu_seqlens" in options
+            if "alibi" in name:
+                continue
+            q, k, v = (x[0] if packed else x for x in tensors(total, batch=1 if packed else batch))
+            for layout, pieces in itertools.product(("zigzag", "contiguous", "documents")[:3 if packed else 2], (1, 2)):
+                found = []
+                for peers in False, True:
+                    leaves = [mine(x, layout, 0 if packed else 1, options.get("cu_seqlens")).requires_grad_() for x in (q, k, v)]
+                    out = ad.attention(*leaves, layout=layout, scheme="all_gather", head_pieces=pieces, peers=peers, **options)
+                    found.append([out.detach(), *torch.autograd.grad(out.square().sum(), leaves)])
+                assert all(torch.equal(x, y) for x, y in zip(*found)), (name, layout, pieces)
+    assert SharedFiles.made == made + 2, "memory grows once"
+    try:
+        ad.attention(*tensors(24), scheme="ring", peers=True)
+    except attn.InvalidArgument as error:
+        assert str(error) == "peers with scheme ring; accepted: all_gather, auto"
+    else:
+        raise AssertionError("peers with ring")
+
+
+def random_documents(seed, total, longest):
+    import torch
+    g = torch.Generator().manual_seed(seed)
+    ends = [0]
+    while ends[-1] < total - longest:
+        ends.append(ends[-1] + int(torch.randint(0, longest, (1,), generator=g)))
+    return ends
+
+
+def divided_documents(rank, ranks):
+    """Pieces of documents are all tokens, the same number for each rank, and nearly the same work."""
+    import attn.distributed as ad
+    for ranks, longest, total in itertools.product((1, 2, 3, 4, 8), (5, 200, 3000, 20000), (48, 4800, 48000)):
+        ends = random_documents(ranks, total, longest)
+        of_ranks = [ad.chunks("documents", r, ranks, total // ranks, ends) for r in range(ranks)]
+        assert all(sum(n for _, n in x) == total // ranks for x in of_ranks)
+        assert sorted(t for x in of_ranks for start, n in x for t in range(start, start + n)) == list(range(total))
+        begin_of = {t: begin for begin, end in zip(ends, ends[1:]) for t in range(begin, end)}
+        work = [sum(t - begin_of.get(t, t) + 1 for start, n in x for t in range(start, start + n)) for x in of_ranks]
+        assert total < 48000 or max(work) * ranks < 1.06 * sum(work), (ranks, longest, total, work)
+    for bad in None, [], [0, 5, 3], [1, 5], [0, 49]:
+        try:
+            ad.chunks("documents", 0, 2, 24, bad)
+        except ad.InvalidArgument as error:
+            assert "cu_seqlens is" in str(error)
+        else:
+            raise AssertionError(bad)
+
+
+def documents(rank, ranks):
+    """Layout documents with pieces of several tiles, against the float64 formula: the calls that are made, out, lse and gradients."""
+    import torch
+    import attn.distributed as ad
+    ad._TILE = 4
+    kinds = set()
+    for seed, longest in enumerate((3, 40, 90)):
+        total = 48 * ranks
+        ends = random_documents(seed, total, longest)
+        number = torch.bucketize(torch.arange(total), torch.tensor(ends[1:]), right=True)
+        same = (number[:, None] == number) & (torch.arange(total) < ends[-1])
+        for name, options, visible in (("causal", {"causal": True}, band(total, -1, 0)), ("full", {}, band(total, -1, -1)),
+                                       ("window", {"causal": True, "window": (9, -1)}, band(total, 9, 0)), ("left", {"window": (6, -1)}, band(total, 6, -1)),
+                                       ("both", {"window": (11, 5)}, band(total, 11, 5))):
+            whole = [x.double().requires_grad_() for x in tensors(total, batch=1)]
+            want, want_lse = dense(*whole, visible & same)
+            wanted = torch.autograd.grad(want.square().sum(), whole)
+            for scheme in "all_gather", "ring", "ulysses":
+                what = f"{name} {scheme} {longest}"
+                local = [mine(x.detach().float()[0], "documents", 0, ends).requires_grad_() for x in whole]
+                out, lse = ad.attention(*local, scheme=scheme, layout="documents", cu_seqlens=ends, return_lse=True, **options)
+                near(out[None], mine(want, "documents", 1, ends), 1e-5, what)
+                near(lse[None], mine(want_lse, "documents", 2, ends), 1e-5, what)
+                for x, y, letter in zip(torch.autograd.grad(out.square().sum(), local), wanted, "qkv"):
+                    near(x[None], mine(y, "documents", 1, ends), 3e-5, f"{what} d{letter}")
+            x = mine(whole[0].detach(), "documents", 1, ends)
+            assert torch.equal(ad.gather(x, layout="documents", cu_seqlens=ends), whole[0])
+    for call in ad._of_group(None).calls.values():
+        if call.scheme != "ulysses" and call.layout == "documents" and call.left < 0:
+            steps = list(call._steps.values())
+            assert all(len(x) <= 1 for x in steps), "one call for all documents"
+            kinds.add((call.scheme, max(x.sequences > 0 for of_keys in steps for x in of_keys)))
+    # The last rank's two pieces are one, and so may be those of short documents.
+    assert {("all_gather", rank < ranks - 1), ("ring", False)} <= kinds, kinds
+
+
 class SharedFiles:
     """Instead of GPUs that read each other's memory: files that the ranks map."""
     made = 0
@@ -382,6 +490,11 @@ class SharedFiles:
 
     def meet(self, channel):
         self.barrier()
+
+    def copy_beside(self, copies):
+        for into, x in itertools.chain(*copies):
+            into.copy_(x)
+        return lambda: None
 
 
 def dense_at(q, k, v, visible, place, slopes):
@@ -694,6 +807,14 @@ def estimates(rank, ranks):
     for tokens, pieces in (1024, 1), (1 << 17, 2):
         best = ad.estimate(4, tokens, **shape)["all_gather"]
         assert best == ad.estimate(4, tokens, head_pieces=pieces, **shape)["all_gather"]
+    ends = [0, 20000, 21000, 33000, 65536]
+    long = dataclasses.replace(free, latency=0, bandwidth=1e30, pair=1e30, peers=1e30, half_tokens=0)
+    whole, *found = (ad.estimate(ranks, 65536, layout=layout, cu_seqlens=ends, peers=peers, head_pieces=1, machine=long, **shape)
+                     for ranks, layout, peers in ((1, "zigzag", False), (4, "documents", False), (4, "documents", True), (4, "zigzag", False)))
+    assert 0.24 < found[0]["all_gather"] / whole["all_gather"] < 0.26 and found[1]["all_gather"] == found[0]["all_gather"]
+    assert found[2]["all_gather"] > 1.2 * found[0]["all_gather"] and found[2]["ulysses"] == found[0]["ulysses"]
+    pairs = sum((b - a) ** 2 / 2 for a, b in zip(ends, ends[1:]))
+    assert math.isclose(whole["all_gather"], 2 * 32 * pairs * 256 / long.flops)
 
 
 if __name__ == "__main__":
