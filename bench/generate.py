@@ -124,7 +124,8 @@ def main():
               "model": {"parameters": sum(p.numel() for p in model.parameters()), **{key: getattr(config, key) for key in (
                   "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")}},
               "requests": options.requests, "prompt_tokens": sum(lengths), "new_tokens": options.new, "cache": sizes, "rows": rows}
-    for name in options.only or contenders():
+    names = contenders()
+    for name in options.only or names:
         try:
             row, tokens[name] = run(model, name, requests, options, sizes, nvml)
             ours = tokens.get(attn.transformers.FLASH, tokens[name])
