@@ -26,11 +26,13 @@ struct Workspace {
   uint64_t plan = 0;  // whose runs it is initialised for
   buffer memory;
 };
-// Eight steps from a power of two to the next, so that growing lengths seldom need new memory.
-size_t stepped(size_t bytes) {
-  const size_t step = std::max<size_t>(4096, std::bit_floor(bytes) / 8);
-  return (bytes + step - 1) / step * step;
+// Eight steps from a power of two to the next, each of `least` or more, so that growing sizes
+// seldom need new memory or a new plan.
+size_t stepped(size_t size, size_t least) {
+  const size_t step = std::max(least, std::bit_floor(size) / 8);
+  return (size + step - 1) / step * step;
 }
+constexpr int64_t few_tokens = 64;  // with which kernels are chosen by the exact number
 
 template <class T>
 void append(std::string* key, const T& value) {
@@ -955,6 +957,20 @@ void Call::make_outputs() {
   }
 }
 
+attn_problem Call::in_steps() {
+  attn_problem p = problem_;
+  const bool exact = p.flags & ATTN_ACCUMULATE ||
+                     std::any_of(segments_.begin(), segments_.end(), [](const attn_segment& s) {
+                       return s.list_size > 0 || s.shared || s.has_ready;
+                     });
+  if (p.q_layout != ATTN_PACKED || p.total_q <= few_tokens || exact) return p;
+  args_.total_q = p.total_q;
+  p.total_q = int64_t(stepped(size_t(p.total_q), 1));
+  if (p.seqlen_q > few_tokens)
+    p.seqlen_q = std::min(p.total_q, int64_t(stepped(size_t(p.seqlen_q), 1)));
+  return p;
+}
+
 void Call::check(Compiled& compiled) {
   make_outputs();
   nb::gil_scoped_release release;
@@ -989,7 +1005,7 @@ void Call::launch(Compiled& compiled, const std::function<attn_status(void*, siz
     nb::gil_scoped_release release;
     if (workspace.memory.bytes() < made.workspace()) {
       workspace.memory = buffer();  // freed before there is a larger one
-      workspace.memory = buffer(*compiled.owner, stepped(made.workspace()));
+      workspace.memory = buffer(*compiled.owner, stepped(made.workspace(), 4096));
       workspace.plan = 0;
     }
     if (workspace.plan != compiled.number)

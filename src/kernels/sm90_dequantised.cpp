@@ -52,8 +52,7 @@ Place place(const Problem& p, const attn_segment& s, int64_t begin) {
 }
 // What fwd_sm90_* counts items in begins the workspace.
 Place place_of(const Problem& p, int32_t i) {
-  const size_t items = p.has(ATTN_BLOCK_MASK) ? sizeof(attn_sm90_order) : sizeof(unsigned);
-  Place at = place(p, p.segment[0], aligned(int64_t(items)));
+  Place at = place(p, p.segment[0], aligned(int64_t(cleared_bytes(p))));
   for (int32_t n = 1; n <= i; ++n) at = place(p, p.segment[n], at.end);
   return at;
 }
@@ -126,6 +125,7 @@ attn_dequantise_kernarg constants(const Problem& p, const Cut& cut, int least_qu
 
 void patch(const Problem& p, const Args& args, void* workspace, attn_dequantise_kernarg& a) {
   a.cu_seqlens_q = args.cu_seqlens_q;
+  if (args.total_q > 0) a.total_q = args.total_q;
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment_args of = args.segment[i];
     attn_dequantise_segment& s = a.segment[i];
@@ -166,6 +166,9 @@ sm90::ReadSegment Segments::segment(const Problem& p, int32_t i) {
   return s;
 }
 
+size_t cleared_bytes(const Problem& p) {
+  return p.has(ATTN_BLOCK_MASK) ? sizeof(attn_sm90_order) : sizeof(unsigned);
+}
 size_t workspace_bytes(const Problem& p) {
   return size_t(place_of(p, p.num_segments - 1).end);
 }
@@ -290,6 +293,7 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   ATTN_TRY(dequantised::check(p, device));
   recipe->passed_over = prefer_other_to_dequantised(p);
   recipe->workspace = dequantised::workspace_bytes(p);
+  recipe->cleared = dequantised::cleared_bytes(p);
   const bool pages = p.needs.features & feature_paged_kv,
              changes = p.softcap > 0 || p.has(ATTN_ALIBI | ATTN_SPLIT_INVARIANT) || p.scale <= 0;
   if (p.has(ATTN_BLOCK_MASK)) {

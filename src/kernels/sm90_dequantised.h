@@ -14,6 +14,7 @@ struct Segments {
   static sm90::ReadSegment segment(const Problem& p, int32_t i);
 };
 size_t workspace_bytes(const Problem& p);
+size_t cleared_bytes(const Problem& p);  // Recipe::cleared
 
 Status check(const Problem& p, const DeviceInfo& device);
 

@@ -133,6 +133,7 @@ Status add_launches(const Problem& p, const DeviceInfo& device, Recipe* recipe) 
   if constexpr (converts) {
     steps.insert(steps.begin(), in_workspace(dequantised::step(p, device, int(few) + 1)));
     if (p.q_layout != ATTN_PACKED && p.seqlen_q <= few) steps[0].launch.grid[0] = 0;
+    recipe->cleared = recipe->workspace + dequantised::cleared_bytes(p);
     recipe->workspace += dequantised::workspace_bytes(p);
   } else {
     recipe->workspace += sizeof(unsigned);

@@ -406,7 +406,7 @@ Forward::Forward(Backend& backend, const Case& c, const Data& data, const char* 
     segments_.push_back(to);
   }
   attn_problem& p = problem_ = problem_of(c);
-  p.total_q = packed ? total_q_ : 0;
+  p.total_q = packed ? total_q_ + c.more_tokens : 0;
   p.q_layout = packed ? ATTN_PACKED : ATTN_PADDED;
   p.out_type = out_type;
   p.q_stride = data.q_view.given;
@@ -434,6 +434,7 @@ Forward::Forward(Backend& backend, const Case& c, const Data& data, const char* 
   for (attn_segment_args& s : segment_args_) s.struct_size = sizeof s;
   args_.struct_size = sizeof args_;
   args_.num_segments = p.num_segments;
+  if (packed && c.more_tokens > 0) args_.total_q = total_q_;
   args_.segments = segment_args_.data();
   workspace_bytes_ = attn_plan_workspace(plan);
   workspace_ = arena_.workspace(workspace_bytes_);

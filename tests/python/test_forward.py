@@ -834,6 +834,21 @@ class Plans(Case):
         attn.forward(q[:, :1], q, q)  # long gone
         self.assertEqual(attn.cache_info()["hits"], 1)
 
+    def test_batches_of_packed_queries_share_plans(self):
+        """Eight plans from a power of two to the next serve all numbers of tokens; out and lse have those of the call."""
+        attn.cache_clear()
+        _, k, v = self.qkv(batch=3, seqlen_kv=40)
+        for n, total in enumerate((257, 264, 288, 280, 289, 320)):
+            q, offsets = self.normal(total, 4, 16), np.array([0, 40, 41, total - n % 3], np.int32)
+            out, lse = attn.forward(q, k, v, cu_seqlens_q=offsets, return_lse=True)
+            self.assertEqual((out.shape, lse.shape), ((total, 4, 16), (4, total)))
+            for b, (i, j) in enumerate(zip(offsets, offsets[1:])):
+                want, want_lse = softmax_attention(q[None, i:j], k[b:b + 1], v[b:b + 1])
+                self.close(out[i:j], want[0])
+                self.close(lse[:, i:j], want_lse[0])
+            self.assertTrue((out[offsets[-1]:] == 0).all() and np.isneginf(lse[:, offsets[-1]:]).all())
+        self.assertEqual(attn.cache_info()["misses"], 2)
+
     def test_lengths_share_a_workspace(self):
         """Decoding of 300 lengths, with arrays of each length, keeps one workspace of the largest one's size."""
         attn.cache_clear()

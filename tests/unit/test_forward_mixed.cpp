@@ -592,5 +592,23 @@ TEST_CASE("sm90 mixed: launches of a run, beside each other and in turn", "[plan
       CHECK(reinterpret_cast<char*>(a.taken) >=
             reinterpret_cast<char*>(of_tokens.a.arrived + 2 * of_tokens.a.slots));
     }
+    // With fewer tokens the copy engine gets no further than these.
+    for (const int64_t tokens_of_run : {2175, 2000}) {
+      args.total_q = tokens_of_run;
+      of_chunks.clear();
+      plan.run(args, workspace);
+      CHECK(of_tokens.a.total_q == tokens_of_run);
+      for (const attn_sm90_paged_kernarg& a : of_chunks) {
+        CHECK(a.total_q == tokens_of_run);
+        struct {
+          const void* address;
+          uint64_t size[4];
+        } map;
+        std::memcpy(&map, &a.q, sizeof map);
+        CHECK(map.address == args.q);
+        CHECK(map.size[1] == uint64_t(tokens_of_run));
+        CHECK(map.size[2] == 32);
+      }
+    }
   }
 }
