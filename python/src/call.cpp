@@ -33,6 +33,7 @@ size_t stepped(size_t size, size_t least) {
   return (size + step - 1) / step * step;
 }
 constexpr int64_t few_tokens = 64;  // with which kernels are chosen by the exact number
+constexpr size_t few_keys = 64;
 
 template <class T>
 void append(std::string* key, const T& value) {
@@ -593,6 +594,10 @@ void Call::read_segment(size_t i) {
   const nb::object pool = of_segment(Name::list_of_pool, i, &pool_name);
   s.list_of_pool = !pool.is_none() && boolean(pool, pool_name);
   const bool pages = !table.is_none() || s.list_of_pool;
+  std::string most_name;
+  const nb::object most = of_segment(Name::max_seqlen_kv, i, &most_name);
+  if (table.is_none() && !most.is_none())
+    refuse(most_name + " is given; accepted without block_table: None");
   const char* form = !offsets.is_none() ? "[total, Hkv, D]"
                      : pages            ? "[pages, page_size, Hkv, D]"
                                         : "[B, Skv, Hkv, D]";
@@ -663,6 +668,11 @@ void Call::read_segment(size_t i) {
         vector_of(offsets_name.c_str(), offsets, "i32", {p.batch + 1}, "[B + 1]"));
   } else if (!table.is_none()) {
     a.block_table = read_pages(k, keep(reader_.next(table, table_name)), batch, &s);
+    if (!most.is_none()) {
+      s.seqlen = integer(most, most_name);
+      if (s.seqlen < 1)  // 0 is all that the table has room for
+        refuse(most_name + " is " + std::to_string(s.seqlen) + "; accepted: 1 or more");
+    }
   } else if (pages) {
     set_pages(k, &s);
   } else {
@@ -958,8 +968,16 @@ void Call::make_outputs() {
 }
 
 attn_problem Call::in_steps() {
+  const bool any_keys =
+      problem_.bias_type == ATTN_DTYPE_NONE && !(problem_.flags & ATTN_BLOCK_MASK);
+  for (attn_segment& s : segments_) {
+    const bool blocks = s.k_descale == ATTN_DESCALE_BLOCK || s.v_descale == ATTN_DESCALE_BLOCK;
+    const int64_t room = int64_t{s.max_pages} * s.page_size;
+    if (any_keys && s.layout == ATTN_PAGED && !blocks && s.seqlen < room)
+      s.seqlen = std::min(room, int64_t(stepped(size_t(s.seqlen), few_keys)));
+  }
   attn_problem p = problem_;
-  const bool exact = p.flags & ATTN_ACCUMULATE ||
+  const bool exact = p.flags & (ATTN_ACCUMULATE | ATTN_BLOCK_MASK) ||
                      std::any_of(segments_.begin(), segments_.end(), [](const attn_segment& s) {
                        return s.list_size > 0 || s.shared || s.has_ready;
                      });

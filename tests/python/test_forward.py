@@ -498,7 +498,7 @@ class Arguments(Case):
             "(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None, "
             "alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, kv_begin=None, "
             "causal_sequences=None, query_start=None, key_start=None, key_places=None, ready=None, cu_seqlens_q=None, "
-            "cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, shared_segments=0, q_descale=None, k_descale=None, "
+            "cu_seqlens_kv=None, max_seqlen_q=None, max_seqlen_kv=None, block_table=None, shared_segments=0, q_descale=None, k_descale=None, "
             "v_descale=None, k_type=None, v_type=None, k_scale=None, v_scale=None, head_dim_v=None, lists=None, list_lengths=None, "
             "list_block=None, list_queries=None, list_of_pool=None, no_positions=None, bias_slopes=None, out_scale=None, "
             "out_dtype=None, return_lse=False, out=None, lse=None, accumulate=False, backend='auto')")
@@ -848,6 +848,23 @@ class Plans(Case):
                 self.close(lse[:, i:j], want_lse[0])
             self.assertTrue((out[offsets[-1]:] == 0).all() and np.isneginf(lse[:, offsets[-1]:]).all())
         self.assertEqual(attn.cache_info()["misses"], 2)
+
+    def test_most_keys_of_pages(self):
+        """max_seqlen_kv in place of a table's room: plans in steps of 64 keys, the same results."""
+        attn.cache_clear()
+        q, k, v = self.qkv(batch=2, seqlen_q=3, seqlen_kv=160)
+        lengths, table = np.array([70, 129], np.int32), np.arange(20, dtype=np.int32).reshape(2, 10)
+        pages = [np.ascontiguousarray(x.reshape(20, 16, 2, 16)) for x in (k, v)]
+        call = dict(block_table=table, seqlens_kv=lengths, causal=True)
+        for most in (129, 130, 159, 192, None, 160):
+            with self.subTest(most):
+                out = attn.forward(q, *pages, max_seqlen_kv=most and min(most, 160), **call)
+                for b, n in enumerate(lengths):
+                    self.close(out[b], softmax_attention(q[b:b + 1], k[b:b + 1, :n], v[b:b + 1, :n], causal(3, n))[0][0])
+        self.assertEqual(attn.cache_info()["misses"], 2)  # 160 keys given, and not
+        self.refuses(ValueError, ["max_seqlen_kv is 0", "1 or more"], attn.forward, q, *pages, max_seqlen_kv=0, **call)
+        self.refuses(ValueError, ["161", "160"], attn.forward, q, *pages, max_seqlen_kv=161, **call)
+        self.refuses(ValueError, ["max_seqlen_kv is given", "None"], attn.forward, q, k, v, max_seqlen_kv=160)
 
     def test_lengths_share_a_workspace(self):
         """Decoding of 300 lengths, with arrays of each length, keeps one workspace of the largest one's size."""
