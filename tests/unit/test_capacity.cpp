@@ -182,7 +182,9 @@ TEST_CASE("capacity: tokens of a run that its plan does not take") {
     args.num_segments = 1;
     args.segments = &keys;
     args.total_q = tokens;
-    CHECK(attn_run(plan.get(), &args, nullptr, 0, nullptr) == ATTN_INVALID_ARGUMENT);
+    const attn::buffer workspace = plan.make_workspace(context);
+    CHECK(attn_run(plan.get(), &args, workspace.data(), workspace.bytes(), nullptr) ==
+          ATTN_INVALID_ARGUMENT);
     return std::string(attn_last_error());
   };
   CHECK(error(8, 9, 0) == "args.total_q is 9; accepted: 0 to 8");
