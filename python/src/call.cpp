@@ -981,7 +981,11 @@ attn_problem Call::in_steps() {
                      std::any_of(segments_.begin(), segments_.end(), [](const attn_segment& s) {
                        return s.list_size > 0 || s.shared || s.has_ready;
                      });
-  if (p.q_layout != ATTN_PACKED || p.total_q <= few_tokens || exact) return p;
+  // Of out by heads, tokens of one head would reach into the next one's.
+  const attn_strides& out = p.out_stride;
+  const bool by_tokens =
+      std::abs(out.seq) >= std::abs(out.head) * (p.heads_q - 1) + p.head_dim_v || out.seq == 0;
+  if (p.q_layout != ATTN_PACKED || p.total_q <= few_tokens || exact || !by_tokens) return p;
   args_.total_q = p.total_q;
   p.total_q = int64_t(stepped(size_t(p.total_q), 1));
   if (p.seqlen_q > few_tokens)

@@ -105,7 +105,7 @@ Case random_case(uint64_t seed) {
   if (draw.chance(8)) c.scale = draw.chance(2) ? 0.25f : -0.1f;
   if (draw.chance(8)) c.flags |= ATTN_SPLIT_INVARIANT;
   if (draw.chance(3)) c.max_sms = int32_t(1 + draw(40));
-  if (draw.chance(3)) c.more_tokens = 1 + draw(500);
+  if (c.out_arrange == Arrange::contiguous && draw.chance(3)) c.more_tokens = 1 + draw(500);
   return c;
 }
 
