@@ -507,10 +507,10 @@ typedef struct attn_args {
                                       this sequence. Its window and lengths do */
   /* shards */
   const int64_t* query_start; /* ATTN_QUERY_POSITIONS: [B], below 2^30 in magnitude */
-  /* PACKED q: tokens in q, out and lse of this run, up to the problem's total_q, so that one plan
-   * serves batches of other sizes; 0 = the problem's. Nothing after the last token is read or
-   * written, and lse is [Hq, total_q] of this total_q. Forward on every backend; only the problem's
-   * with lists of keys, for gradients, and in prefix_*, lists_cuda and shards_cuda */
+  /* PACKED q: tokens in q, out and lse [Hq, total_q] of this run, up to the problem's total_q, for
+   * which the strides are valid: one plan serves batches of other sizes. 0 = the problem's. Nothing
+   * after the last token is read or written. Forward on every backend; only the problem's with
+   * lists of keys, for gradients, and in prefix_*, lists_cuda and shards_cuda */
   int64_t total_q;
 } attn_args;
 
