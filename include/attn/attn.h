@@ -510,7 +510,7 @@ typedef struct attn_args {
   /* PACKED q: tokens in q, out and lse [Hq, total_q] of this run, up to the problem's total_q, for
    * which the strides are valid: one plan serves batches of other sizes. 0 = the problem's. Nothing
    * after the last token is read or written. Forward on every backend; only the problem's with
-   * lists of keys, for gradients, and in prefix_*, lists_cuda and shards_cuda */
+   * lists of keys, for gradients, and in shards_cuda */
   int64_t total_q;
 } attn_args;
 
