@@ -298,8 +298,9 @@ __device__ __forceinline__ Part part_of_lengths(const attn_dequantise_kernarg& a
 
 extern "C" __global__ void __launch_bounds__(attn_dequantise_threads, attn_dequantise_blocks)
     dequantise_sm90(const __grid_constant__ attn_dequantise_kernarg a) {
-  ptx::grid_let_next_start();
+  if (!a.concurrent) ptx::grid_let_next_start();
   ptx::grid_wait();
+  if (a.concurrent) ptx::grid_let_next_start();  // it reads memory as soon as it starts
 #pragma unroll 1
   for (unsigned item = blockIdx.x;; item += gridDim.x) {
     const Part at = a.least_queries > 0 ? part_of_lengths(a, item) : part_of_capacities(a, item);

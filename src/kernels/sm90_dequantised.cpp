@@ -212,22 +212,27 @@ Status check(const Problem& p, const DeviceInfo& device) {
   return {};
 }
 
-Step step(const Problem& p, const DeviceInfo& device, int least_queries) {
+Step step(const Problem& p, const DeviceInfo& device, int least_queries, bool concurrent) {
   if (p.q_layout != ATTN_PACKED) least_queries = 0;
   const Cut cut = cut_of(p, device, least_queries);
   const int64_t vectors = p.heads_kv * std::max(p.head_dim, p.head_dim_v);  // of a chunk of keys
   const int64_t threads = std::min<int64_t>(ceil_div(vectors, int64_t{32}) * 32,  //
                                             attn_dequantise_threads);
   int64_t blocks = cut.items;
-  if (p.max_sms > 0 || least_queries > 0)
-    blocks = std::min(
-        blocks, multiprocessors(p, device) * (p.max_sms > 0 ? 1 : int64_t{attn_dequantise_blocks}));
+  if (p.max_sms > 0 || least_queries > 0) {
+    const int of_multiprocessor = p.max_sms > 0 ? 1
+                                  : concurrent  ? attn_dequantise_beside
+                                                : attn_dequantise_blocks;
+    blocks = std::min(blocks, multiprocessors(p, device) * of_multiprocessor);
+  }
+  attn_dequantise_kernarg kernarg = constants(p, cut, least_queries);
+  kernarg.concurrent = concurrent;
   return {.image = image,
           .fewer_threads = true,
           .launch = {.grid = {uint32_t(blocks), 1, 1},
                      .block = {uint32_t(threads), 1, 1},
                      .starts_early = true},
-          .arguments = arguments_of<patch>(constants(p, cut, least_queries))};
+          .arguments = arguments_of<patch>(kernarg)};
 }
 
 }  // namespace dequantised

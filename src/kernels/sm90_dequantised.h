@@ -19,6 +19,8 @@ size_t cleared_bytes(const Problem& p);  // Recipe::cleared
 Status check(const Problem& p, const DeviceInfo& device);
 
 // The launch that fills the workspace. least_queries: it leaves out sequences with fewer queries.
-Step step(const Problem& p, const DeviceInfo& device, int least_queries = 0);
+// concurrent: the launch after it runs at the same time (grid_begin_concurrent).
+Step step(const Problem& p, const DeviceInfo& device, int least_queries = 0,
+          bool concurrent = false);
 
 }  // namespace attn::dequantised

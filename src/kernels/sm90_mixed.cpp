@@ -2,7 +2,8 @@
 // few, as a step of a server has them. decode_sm90_* takes the sequences that one row tile holds,
 // the tokens, fwd_sm90_*_paged the others, the chunks, whose items it counts from the lengths.
 // _dequantised_mixed: over caches of fp8, which decode_sm90_fp8_* reads as they are. For chunks a
-// first launch converts the keys of their sequences to q's type (sm90_dequantised.h).
+// first launch converts the keys of their sequences to q's type (sm90_dequantised.h), at the same
+// time as tokens are computed. Chunks follow.
 //
 // Tokens wait for memory and chunks for the matrix units, so both run at the same time where that
 // pays (mixed_shares.h): chunks begin on some multiprocessors, tokens on the others. Each launch
@@ -70,7 +71,7 @@ static_assert(!kernels[first_converting - 1].converts() && kernels[first_convert
 // the other queries are those of as few chunks as possible. Sequences of up to `few` queries are
 // tokens.
 MixedWork mixed_work(const Problem& p, const DeviceInfo& device, const sm90::Tile& tile,
-                     int64_t few, int cache_bytes) {
+                     int64_t few) {
   const int64_t queries = p.seqlen_q > few ? std::max<int64_t>(0, p.total_q - p.batch) : 0,
                 chunks = ceil_div(queries, std::max<int64_t>(1, p.seqlen_q - 1));
   const bool causal = p.causal();
@@ -86,7 +87,7 @@ MixedWork mixed_work(const Problem& p, const DeviceInfo& device, const sm90::Til
   return {.multiprocessors = multiprocessors(p, device),
           .items = ceil_div(queries, int64_t{tile.rows()}) * p.heads_q,
           .item_us = 2 * tile.rows() * of_chunk * columns(tile.head_dim, tile.head_dim_v) / rate,
-          .token_bytes = cache_bytes * double((p.batch - chunks) * p.heads_kv) * keys *
+          .token_bytes = 2 * double((p.batch - chunks) * p.heads_kv) * keys *
                          columns(p.head_dim, p.head_dim_v)};
 }
 
@@ -101,12 +102,12 @@ Status add_launches(const Problem& p, const DeviceInfo& device, Recipe* recipe) 
   ATTN_TRY(sm90::check<Segments>(p, device, tile, variant.with));
   const int64_t few = few_queries(p, few_variant.tile);
   // Under max_sms one launch follows the other, because blocks cannot be told where to run.
+  const bool beside = p.q_layout == ATTN_PACKED && p.max_sms == 0;
+  // Beside tokens run the conversion, which waits for memory too but does not fill it, or chunks.
   const int64_t concurrent =
-      p.q_layout == ATTN_PACKED && p.max_sms == 0
-          ? concurrent_blocks(mixed_work(p, device, tile, few, few_variant.tile.element_bytes))
-          : 0;
+      beside && !converts ? concurrent_blocks(mixed_work(p, device, tile, few)) : 0;
   decode::add_decode<few_variant.tile, true, true>(few_variant.name, p, device, recipe,
-                                                   concurrent > 0);
+                                                   converts ? beside : concurrent > 0);
   recipe->workspace = aligned_bytes(recipe->workspace);
   const auto in_workspace = [&](Step step) {
     step.workspace_at = recipe->workspace;
@@ -131,7 +132,7 @@ Status add_launches(const Problem& p, const DeviceInfo& device, Recipe* recipe) 
   if (p.q_layout != ATTN_PACKED)  // all sequences are of one of both
     steps[p.seqlen_q <= few ? 1 : 0].launch.grid[0] = 0;
   if constexpr (converts) {
-    steps.insert(steps.begin(), in_workspace(dequantised::step(p, device, int(few) + 1)));
+    steps.insert(steps.begin(), in_workspace(dequantised::step(p, device, int(few) + 1, beside)));
     if (p.q_layout != ATTN_PACKED && p.seqlen_q <= few) steps[0].launch.grid[0] = 0;
     recipe->cleared = recipe->workspace + dequantised::cleared_bytes(p);
     recipe->workspace += dequantised::workspace_bytes(p);
@@ -148,7 +149,7 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   static_assert(few.copy_engine);
   if constexpr (kernel.converts()) ATTN_TRY(dequantised::check(p, device));
   ATTN_TRY(decode::check(p, decode::rows_of<true>(p, few.tile), device, few.tile, true));
-  recipe->passed_over = prefer_other_to_mixed(p, sm90::variants[kernel.paged]);
+  recipe->passed_over = prefer_other_to_mixed(p, sm90::variants[kernel.paged], kernel.converts());
   if (p.softcap > 0 || p.has(ATTN_ALIBI | ATTN_SPLIT_INVARIANT) || p.scale <= 0)
     return add_launches<kernel.score_paged, kernel.decode>(p, device, recipe);
   return add_launches<kernel.paged, kernel.decode>(p, device, recipe);

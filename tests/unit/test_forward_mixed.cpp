@@ -206,7 +206,7 @@ TEST_CASE("sm90 mixed: over fp8 the keys of chunks are converted first", "[plan]
   Input in;
   in.of(ATTN_F8_E4M3FN);
   const std::string decode = "decode_sm90_fp8_d128_r16", paged = "fwd_sm90_bf16_d128_paged";
-  CHECK(in.images(fp8_kernel) == "dequantise_sm90 " + paged + " " + decode + " " + paged);
+  CHECK(in.images(fp8_kernel) == "dequantise_sm90 " + decode + " " + paged);
   in.segment[0].k_descale = ATTN_DESCALE_TENSOR;
   in.segment[0].v_descale = ATTN_DESCALE_HEAD;
   in.with_few_keys();
@@ -227,8 +227,8 @@ TEST_CASE("sm90 mixed: over fp8 the keys of chunks are converted first", "[plan]
   REQUIRE(find_kernel(fp8_kernel)->recipe(p, hopper(), &recipe).ok());
   REQUIRE(recipe.steps.size() == 3);
   const Step &converts = recipe.steps[0], &few = recipe.steps[1], &many = recipe.steps[2];
-  // As many blocks as there is room for, which share the items that there are.
-  CHECK(converts.launch.grid[0] == 6 * 132);
+  // Blocks share the items that there are, and leave room for those of tokens.
+  CHECK(converts.launch.grid[0] == 3 * 132);
   CHECK(few.workspace_at == 0);
   CHECK(converts.workspace_at == many.workspace_at);
   constexpr size_t counter = 256, keys = 128 * 64 * 8 * 128 * 2, table = 128 * sizeof(int);
@@ -252,6 +252,7 @@ TEST_CASE("sm90 mixed: over fp8 the keys of chunks are converted first", "[plan]
   attn_dequantise_kernarg first;
   packed(converts, &first);
   CHECK(first.least_queries == 5);
+  CHECK(first.concurrent == 1);
   CHECK(first.part_keys == 16);
   CHECK(first.cu_seqlens_q == offsets);
   attn_sm90_paged_kernarg last;
@@ -266,6 +267,7 @@ TEST_CASE("sm90 mixed: over fp8 the keys of chunks are converted first", "[plan]
   attn_decode_sm90_kernarg between;
   packed(few, &between);
   CHECK(between.a.rows_taken == 16);
+  CHECK(between.a.concurrent == 1);
   CHECK(between.a.segment[0].k == &k);
   CHECK(between.a.segment[0].block_table == pages);
   CHECK(between.a.segment[0].k_descale.at == descale);
@@ -283,6 +285,7 @@ TEST_CASE("sm90 mixed: over fp8 the keys of chunks are converted first", "[plan]
     CHECK(is_empty(recipe.steps[2].launch) == (queries == 4));
     packed(recipe.steps[0], &first);
     CHECK(first.least_queries == 0);
+    CHECK(first.concurrent == 0);
   }
 }
 
