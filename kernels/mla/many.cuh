@@ -348,15 +348,6 @@ struct Feed {
     const int key = unit * unit_keys + own_key();
     return s.block_table ? decode::slot_of(s, key) : row0 + key;
   }
-  // The next unit to L2: its rope columns have little time once there is a place for them.
-  __device__ __forceinline__ void prefetch() const {
-    if (by_rows || !leads()) return;
-    const int row = row_of_unit();
-#pragma unroll
-    for (int i = 0; i < half_panels; ++i)
-      ptx::tma_prefetch(&maps[0].v, 64 * (half_panels * which + i), row, h, entry);
-    if (which == 1) ptx::tma_prefetch(&maps[0].k, 0, row, h, entry);
-  }
   // The half of the next unit, which has this number in the block, if there is one.
   __device__ __forceinline__ void load_half(unsigned number, const Place& half) {
     const unsigned left = all() - min(number, all());
@@ -388,6 +379,9 @@ struct Feed {
       for (int i = 0; i < half_panels; ++i)
         ptx::tma_load_if(to + i * panel_bytes, &maps[0].v, full, 64 * (half_panels * which + i),
                          row, h, entry, leads());
+      // The rope columns have little time once there is a place for them. Not the latent ones: the
+      // copy engine takes as long to ask for what goes to L2 as for a load.
+      if (which == 1 && leads()) ptx::tma_prefetch(&maps[0].k, 0, row, h, entry);
     }
     part += ends;
     if (left == 1) return;
@@ -397,7 +391,6 @@ struct Feed {
       begin_sequence();
     }
     look_up();
-    prefetch();
     __syncwarp();
   }
   // first: the unit's first key; row: of the lane's key in its page.
@@ -527,10 +520,9 @@ struct Sums {
       }
       __syncwarp();
       if (loads) {
-        // by_rows: copies arrive in their order.
-        if (by_rows && which == 1) feed.load_rope(n + rope_slots, rope_slot);
+        // These rope columns are needed first, and copies arrive in their order.
+        if (which == 1) feed.load_rope(n + rope_slots, rope_slot);
         feed.load_half(n + half_slots, half);
-        if (!by_rows && which == 1) feed.load_rope(n + rope_slots, rope_slot);
       }
       if (word & ends_part) store(o, part, stat_place(word));
       if (word & ends_block) return;

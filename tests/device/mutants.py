@@ -99,7 +99,7 @@ MUTANTS = [
     (LISTS, "the next sequence's first key one row early", "cache/list_slots_cuda.cu", "key.entry * to.entry_slots", "key.entry * (to.entry_slots - 1)"),
     (LISTS, "places of the 1024 keys before overwritten", "cache/list_slots_cuda.cu", "before += kept.all;", "before = kept.all;"),
     (LISTS, "the neighbour's number of places", "cache/list_slots_cuda.cu", "to.lengths[item] =", "to.lengths[item > 0 ? item - 1 : 0] ="),
-    (LATENT, "rope columns of the next unit", "mla/many.cuh", "if (by_rows && which == 1) feed.load_rope(n + rope_slots, rope_slot);\n        feed.load_half(n + half_slots, half);",
+    (LATENT, "rope columns of the next unit", "mla/many.cuh", "if (which == 1) feed.load_rope(n + rope_slots, rope_slot);\n        feed.load_half(n + half_slots, half);",
      "feed.load_half(n + half_slots, half);\n        if (by_rows && which == 1) feed.load_rope(n + rope_slots, rope_slot);"),
     (LATENT, "keys of bad pages kept", "mla/many.cuh", "!(there >> key & 1)", "false"),
     (LATENT, "merged row tiles of the block before", "mla/mla_merge_sm90.cu", "find_share(a, column, number + 1)", "find_share(a, column, number)"),
