@@ -79,7 +79,7 @@ def run(model, name, requests, options, sizes, nvml):
         model.generate_batch(inputs=requests, generation_config=generation, max_new_tokens=16, persistent_manager=True, progress_bar=False)
     kernels = {x.key: x.self_device_time_total / 1e3 for x in profile.key_averages() if x.self_device_time_total}
     ours = [k["name"] for k in attn.info()["kernels"]]
-    attention = [key for key in kernels if key in ours or any(part in key for part in ("flash_fwd", "fmha", "attention"))]
+    attention = [key for key in kernels if key in ours or any(part in key for part in ("flash_fwd", "fmha", "attention", "sdpa"))]
     longest = sorted(kernels, key=kernels.get, reverse=True)[:8]
     times = sorted(t for x in answers for t in x.timestamps)
     begin, first = min(x.created_time for x in answers), max(x.timestamps[0] for x in answers)
@@ -124,7 +124,8 @@ def main():
               "model": {"parameters": sum(p.numel() for p in model.parameters()), **{key: getattr(config, key) for key in (
                   "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")}},
               "requests": options.requests, "prompt_tokens": sum(lengths), "new_tokens": options.new, "cache": sizes, "rows": rows}
-    for name in options.only or contenders():
+    names = contenders()
+    for name in options.only or names:
         try:
             row, tokens[name] = run(model, name, requests, options, sizes, nvml)
             ours = tokens.get(attn.transformers.FLASH, tokens[name])

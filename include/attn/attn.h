@@ -400,7 +400,8 @@ typedef struct attn_problem {
   int64_t head_dim;
   int64_t head_dim_v;   /* 0 = head_dim */
   int64_t seqlen_q;     /* PACKED: the maximum over the batch */
-  int64_t total_q;      /* PACKED: tokens in q and out; 0 for a batch of 0 */
+  int64_t total_q;      /* PACKED: tokens in q and out, or the most of a run (attn_args.total_q);
+                           0 for a batch of 0 */
   attn_layout q_layout; /* PADDED or PACKED */
   attn_dtype q_type;
   attn_dtype out_type;         /* NONE: q's type; bf16 if q is fp8 */
@@ -506,6 +507,11 @@ typedef struct attn_args {
                                       this sequence. Its window and lengths do */
   /* shards */
   const int64_t* query_start; /* ATTN_QUERY_POSITIONS: [B], below 2^30 in magnitude */
+  /* PACKED q: tokens in q, out and lse [Hq, total_q] of this run, up to the problem's total_q, for
+   * which the strides are valid: one plan serves batches of other sizes. 0 = the problem's. Nothing
+   * after the last token is read or written. Forward on every backend; only the problem's with
+   * lists of keys, for gradients, and in shards_cuda */
+  int64_t total_q;
 } attn_args;
 
 /* ---- plan and run --------------------------------------------------------------------------- */

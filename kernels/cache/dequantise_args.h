@@ -8,6 +8,8 @@
 enum {
   attn_dequantise_max_segments = 8,
   attn_dequantise_threads = 256,  // of a block at most
+  attn_dequantise_blocks = 6,     // of a multiprocessor
+  attn_dequantise_beside = 3,     // the same, where a block of decode_sm90_fp8_*_r16 has room too
   attn_dequantise_elements = 16,  // that a thread has at once
   attn_dequantise_keys = 16,      // that lie in one page
 };
@@ -45,8 +47,11 @@ struct attn_dequantise_kernarg {
   int dst_type;    // shared/types.h
   unsigned items;  // 2 * num_segments * batch * parts
   unsigned batch;
-  unsigned parts;  // of a sequence
-  int part_keys;   // a multiple of attn_dequantise_keys
+  unsigned parts;     // of a sequence
+  int part_keys;      // a multiple of attn_dequantise_keys
+  int least_queries;  // above 0, with packed q: sequences with fewer queries are left out, and
+                      // items are counted from the lengths
+  int concurrent;     // the next kernel runs at the same time: see grid_begin_concurrent
 };
 
 #endif

@@ -219,9 +219,9 @@ __device__ __forceinline__ void convert(const attn_dequantise_tensor& t, int hea
   }
 }
 
-__device__ __forceinline__ void convert_part(const attn_dequantise_kernarg& a, unsigned item) {
-  const unsigned part = item % a.parts, which = item / a.parts / a.batch;
-  const int b = int(item / a.parts % a.batch);
+// Part `part` of a sequence's keys or values, counted by `which`: K and V of each segment.
+__device__ __forceinline__ void convert_part(const attn_dequantise_kernarg& a, unsigned which,
+                                             int b, unsigned part) {
   const attn_dequantise_segment& s = a.segment[which / 2];
   const attn_dequantise_tensor& t = s.tensor[which % 2];
   const int first = int(part) * a.part_keys;
@@ -250,11 +250,61 @@ __device__ __forceinline__ void convert_part(const attn_dequantise_kernarg& a, u
   }
 }
 
+struct Part {
+  unsigned which, part;
+  int b;  // below 0: there are no more
+};
+__device__ __forceinline__ Part part_of_capacities(const attn_dequantise_kernarg& a,
+                                                   unsigned item) {
+  if (item >= a.items) return {0, 0, -1};
+  return {item / a.parts / a.batch, item % a.parts, int(item / a.parts % a.batch)};
+}
+// Of the sequences that have least_queries queries or more, one sequence after the other. By all
+// lanes of each warp, 32 sequences at a time. Nothing is kept between items, for want of registers.
+__device__ __forceinline__ Part part_of_lengths(const attn_dequantise_kernarg& a, unsigned item) {
+  const int lane = threadIdx.x % 32;
+  unsigned before = 0;
+#pragma unroll 1
+  for (int first = 0; first < int(a.batch); first += 32) {
+    const int b = first + lane;
+    unsigned parts = 0;
+    if (b < int(a.batch) &&
+        packed_span(a.cu_seqlens_q, b, a.total_q, a.seqlen_q).length >= a.least_queries) {
+      int longest = 0;
+      for (int i = 0; i < a.num_segments; ++i)
+        longest = max(longest, segment_span(a.segment[i].lengths, b).length);
+      parts = unsigned((longest + a.part_keys - 1) / a.part_keys);
+    }
+    unsigned through = 2 * a.num_segments * parts;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const unsigned x = __shfl_up_sync(0xffffffff, through, step);
+      if (lane >= step) through += x;
+    }
+    through += before;
+    const unsigned found = __ballot_sync(0xffffffff, item < through);
+    if (found) {
+      const int at = __ffs(found) - 1;
+      parts = __shfl_sync(0xffffffff, parts, at);
+      const unsigned n = item + 2 * a.num_segments * parts - __shfl_sync(0xffffffff, through, at);
+      return {n / parts, n % parts, first + at};
+    }
+    before = __shfl_sync(0xffffffff, through, 31);
+  }
+  return {0, 0, -1};
+}
+
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(attn_dequantise_threads, 6)
+extern "C" __global__ void __launch_bounds__(attn_dequantise_threads, attn_dequantise_blocks)
     dequantise_sm90(const __grid_constant__ attn_dequantise_kernarg a) {
-  ptx::grid_let_next_start();
+  if (!a.concurrent) ptx::grid_let_next_start();
   ptx::grid_wait();
-  for (unsigned item = blockIdx.x; item < a.items; item += gridDim.x) convert_part(a, item);
+  if (a.concurrent) ptx::grid_let_next_start();  // it reads memory as soon as it starts
+#pragma unroll 1
+  for (unsigned item = blockIdx.x;; item += gridDim.x) {
+    const Part at = a.least_queries > 0 ? part_of_lengths(a, item) : part_of_capacities(a, item);
+    if (at.b < 0) return;
+    convert_part(a, at.which, at.b, at.part);
+  }
 }

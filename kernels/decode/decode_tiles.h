@@ -155,7 +155,7 @@ struct DecodeTile {
 
   // Whether it can run at the same time as the launch before it, which fwd_sm90_*_mixed need.
   ATTN_HOST_DEVICE constexpr bool concurrent() const {
-    return swapped && !own_types && element_bytes == 2 && rows() == 16;
+    return swapped && !own_types && rows() == 16;
   }
 
   // K/V heads that a block has at once, at most.

@@ -35,8 +35,8 @@ def _read_in_c(function):
 def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None,
             alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, kv_begin=None,
             causal_sequences=None, query_start=None, key_start=None, key_places=None, ready=None, cu_seqlens_q=None,
-            cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, shared_segments=0, q_descale=None, k_descale=None,
-            v_descale=None, k_type=None, v_type=None, k_scale=None, v_scale=None, head_dim_v=None, lists=None, list_lengths=None,
+            cu_seqlens_kv=None, max_seqlen_q=None, max_seqlen_kv=None, block_table=None, shared_segments=0, q_descale=None,
+            k_descale=None, v_descale=None, k_type=None, v_type=None, k_scale=None, v_scale=None, head_dim_v=None, lists=None, list_lengths=None,
             list_block=None, list_queries=None, list_of_pool=None, no_positions=None, bias_slopes=None, out_scale=None,
             out_dtype=None, return_lse=False, out=None, lse=None, accumulate=False, backend="auto"):
     """softmax(scale q k^T + bias, masked) v -> out, or (out, lse) with return_lse.
@@ -68,6 +68,8 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
                        CUDA makes the stream wait; docs/distributed.md says what must not wait for the stream in turn
     cu_seqlens_q       i32 [B + 1]: q is packed [total_q, Hq, D], lse [Hq, total_q]
     max_seqlen_q       with cu_seqlens_q: the length of the longest sequence or more, None = total_q; smaller is faster on GPUs
+    max_seqlen_kv      with block_table: the most keys of a sequence, or more, None = all that the table has room for; smaller is faster on
+                       GPUs
     cu_seqlens_kv      i32 [B + 1]: k and v are packed [total, Hkv, D]
     block_table        i32 [B, pages]: k and v are pages [num_pages, page_size, Hkv, D]
     q_descale          f32 [1] or [B, Hkv] (the query heads of a K/V head share one): value = stored * descale. [B, Hkv] with
@@ -91,7 +93,7 @@ def forward(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), sc
                        of lse that are -inf hold nothing. On the host and CUDA
     backend            "auto": by q's memory; "reference" (float64) or "cpu" for host memory, "cuda", "hip"
 
-    k and v may be lists of segments, older keys first. seqlens_kv, key_start, ready, cu_seqlens_kv, block_table, k_descale,
+    k and v may be lists of segments, older keys first. seqlens_kv, key_start, ready, cu_seqlens_kv, max_seqlen_kv, block_table, k_descale,
     v_descale, k_type, v_type, k_scale, v_scale, lists, list_lengths, list_of_pool and no_positions are then lists too, with None
     for a segment that has none. K/V in ggml's blocks and i4 are uint8
     arrays whose last dimension is the bytes of a row.

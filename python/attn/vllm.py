@@ -91,6 +91,7 @@ class Metadata:
 
     query_start_loc i32 [B + 1], seq_lens i32 [B], block_table i32 [B, pages] and slot_mapping i64 [T] are in the device's memory; the
     numbers are the host's, so that a captured graph serves every batch of its size.
+    max_seq_len        the most keys of a request, or more; 0: as many as the table has room for
     causal_sequences   None, or i32 [B]: 0 where a request is not causal
     shared_pages       pages at the start of every request's table that are the same
     context_lens       with decode context parallelism: i32 [B], this rank's keys before the step's tokens"""
@@ -147,9 +148,15 @@ class Builder(AttentionMetadataBuilder[Metadata]):
         if impl.dcp_world_size > 1:
             before = m.seq_lens[:m.num_reqs] - (m.query_start_loc[1:m.num_reqs + 1] - m.query_start_loc[:m.num_reqs])
             context = get_dcp_local_seq_lens(before, impl.dcp_world_size, impl.dcp_rank, self.interleave).int()
-        return Metadata(m.num_actual_tokens, m.max_query_len, m.max_seq_len, m.query_start_loc, m.seq_lens, m.block_table_tensor,
+        longest = 0 if self.cross else m.max_seq_len
+        return Metadata(m.num_actual_tokens, m.max_query_len, longest, m.query_start_loc, m.seq_lens, m.block_table_tensor,
                         m.slot_mapping, by_request is not None or bool(m.causal) and not self.cross, by_request,
                         self._shared_pages(m, common_prefix_len), context)
+
+    def build_for_cudagraph_capture(self, common_attn_metadata):
+        captured = super().build_for_cudagraph_capture(common_attn_metadata)
+        captured.max_seq_len = 0  # replays may have longer requests
+        return captured
 
     def _shared_pages(self, m, common_prefix_len):
         """Pages of a prefix that is worth reading once for the batch; 0 if there is none. Where the table is the host's it is looked
@@ -266,7 +273,8 @@ class Impl(AttentionImpl[Metadata]):
         elif m.shared_pages:
             self._shared(q, k, v, m, out, options, scales)
         else:
-            attn.forward(q, k, v, block_table=m.block_table, seqlens_kv=m.seq_lens, out=out,
+            longest = min(m.max_seq_len, m.block_table.shape[1] * k.shape[1]) or None
+            attn.forward(q, k, v, block_table=m.block_table, seqlens_kv=m.seq_lens, max_seqlen_kv=longest, out=out,
                          window=self._window(m.causal and m.causal_sequences is None), **causal, **packed, **options, **scales)
         return output
 

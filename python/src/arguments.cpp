@@ -35,6 +35,7 @@ constexpr struct {
     {"cu_seqlens_q", Kind::run},
     {"cu_seqlens_kv", Kind::run},
     {"max_seqlen_q", Kind::problem},
+    {"max_seqlen_kv", Kind::problem},
     {"block_table", Kind::run},
     {"shared_segments", Kind::problem},
     {"q_descale", Kind::run},

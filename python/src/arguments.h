@@ -36,6 +36,7 @@ enum class Name : uint8_t {
   cu_seqlens_q,
   cu_seqlens_kv,
   max_seqlen_q,
+  max_seqlen_kv,
   block_table,
   shared_segments,
   q_descale,

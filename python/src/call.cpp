@@ -26,11 +26,14 @@ struct Workspace {
   uint64_t plan = 0;  // whose runs it is initialised for
   buffer memory;
 };
-// Eight steps from a power of two to the next, so that growing lengths seldom need new memory.
-size_t stepped(size_t bytes) {
-  const size_t step = std::max<size_t>(4096, std::bit_floor(bytes) / 8);
-  return (bytes + step - 1) / step * step;
+// Eight steps from a power of two to the next, each of `least` or more, so that growing sizes
+// seldom need new memory or a new plan.
+size_t stepped(size_t size, size_t least) {
+  const size_t step = std::max(least, std::bit_floor(size) / 8);
+  return (size + step - 1) / step * step;
 }
+constexpr int64_t few_tokens = 64;  // with which kernels are chosen by the exact number
+constexpr size_t few_keys = 64;
 
 template <class T>
 void append(std::string* key, const T& value) {
@@ -591,6 +594,10 @@ void Call::read_segment(size_t i) {
   const nb::object pool = of_segment(Name::list_of_pool, i, &pool_name);
   s.list_of_pool = !pool.is_none() && boolean(pool, pool_name);
   const bool pages = !table.is_none() || s.list_of_pool;
+  std::string most_name;
+  const nb::object most = of_segment(Name::max_seqlen_kv, i, &most_name);
+  if (table.is_none() && !most.is_none())
+    refuse(most_name + " is given; accepted without block_table: None");
   const char* form = !offsets.is_none() ? "[total, Hkv, D]"
                      : pages            ? "[pages, page_size, Hkv, D]"
                                         : "[B, Skv, Hkv, D]";
@@ -661,6 +668,11 @@ void Call::read_segment(size_t i) {
         vector_of(offsets_name.c_str(), offsets, "i32", {p.batch + 1}, "[B + 1]"));
   } else if (!table.is_none()) {
     a.block_table = read_pages(k, keep(reader_.next(table, table_name)), batch, &s);
+    if (!most.is_none()) {
+      s.seqlen = integer(most, most_name);
+      if (s.seqlen < 1)  // 0 is all that the table has room for
+        refuse(most_name + " is " + std::to_string(s.seqlen) + "; accepted: 1 or more");
+    }
   } else if (pages) {
     set_pages(k, &s);
   } else {
@@ -955,6 +967,32 @@ void Call::make_outputs() {
   }
 }
 
+attn_problem Call::in_steps() {
+  const bool any_keys =
+      problem_.bias_type == ATTN_DTYPE_NONE && !(problem_.flags & ATTN_BLOCK_MASK);
+  for (attn_segment& s : segments_) {
+    const bool blocks = s.k_descale == ATTN_DESCALE_BLOCK || s.v_descale == ATTN_DESCALE_BLOCK;
+    const int64_t room = int64_t{s.max_pages} * s.page_size;
+    if (any_keys && s.layout == ATTN_PAGED && !blocks && s.seqlen < room)
+      s.seqlen = std::min(room, int64_t(stepped(size_t(s.seqlen), few_keys)));
+  }
+  attn_problem p = problem_;
+  const bool exact = p.flags & (ATTN_ACCUMULATE | ATTN_BLOCK_MASK) ||
+                     std::any_of(segments_.begin(), segments_.end(), [](const attn_segment& s) {
+                       return s.list_size > 0 || s.shared || s.has_ready;
+                     });
+  // Of out by heads, tokens of one head would reach into the next one's.
+  const attn_strides& out = p.out_stride;
+  const bool by_tokens =
+      std::abs(out.seq) >= std::abs(out.head) * (p.heads_q - 1) + p.head_dim_v || out.seq == 0;
+  if (p.q_layout != ATTN_PACKED || p.total_q <= few_tokens || exact || !by_tokens) return p;
+  args_.total_q = p.total_q;
+  p.total_q = int64_t(stepped(size_t(p.total_q), 1));
+  if (p.seqlen_q > few_tokens)
+    p.seqlen_q = std::min(p.total_q, int64_t(stepped(size_t(p.seqlen_q), 1)));
+  return p;
+}
+
 void Call::check(Compiled& compiled) {
   make_outputs();
   nb::gil_scoped_release release;
@@ -989,7 +1027,7 @@ void Call::launch(Compiled& compiled, const std::function<attn_status(void*, siz
     nb::gil_scoped_release release;
     if (workspace.memory.bytes() < made.workspace()) {
       workspace.memory = buffer();  // freed before there is a larger one
-      workspace.memory = buffer(*compiled.owner, stepped(made.workspace()));
+      workspace.memory = buffer(*compiled.owner, stepped(made.workspace(), 4096));
       workspace.plan = 0;
     }
     if (workspace.plan != compiled.number)

@@ -111,6 +111,9 @@ class Call {
   Call& operator=(const Call&) = delete;
 
   const attn_problem& problem() const { return problem_; }
+  // The same problem with capacities of packed q and of pages that also serve calls with more
+  // tokens, where a plan can have such. The call then runs with its own number of tokens.
+  attn_problem in_steps();
   const std::shared_ptr<context>& owner() const { return owner_; }
   int32_t threads() const { return threads_; }  // as asked for; 0 on devices
   // out, or (out, lse).

@@ -73,7 +73,7 @@ nb::object PlanObject::run(Arguments arguments) {
 
 nb::object forward(const Arguments& arguments) {
   Call call(arguments);
-  const std::shared_ptr<Compiled> compiled = cached(call.owner(), call.problem());
+  const std::shared_ptr<Compiled> compiled = cached(call.owner(), call.in_steps());
   return call.run(*compiled);
 }
 

@@ -22,6 +22,7 @@ const Table& table() {
                                                prefix_rows(),
                                                lists_rows(),
                                                host_forward_rows(),
+                                               sm90_dequantised_mixed_rows(),
                                                sm90_dequantised_rows(),
                                                decode_forward_rows(),
                                                mla_forward_rows(),

@@ -34,13 +34,11 @@ int64_t length_of(const attn_segment& shape, const attn_segment_args& data, int6
 
 QueryView query_view(const Problem& p, const Args& args, int64_t b) {
   if (p.q_layout == ATTN_PACKED) {
-    const Span span = packed_span(args.cu_seqlens_q, b, p.total_q, p.seqlen_q);
-    return {span.length,
-            span.begin * p.q_stride.seq,
-            span.begin * p.out_stride.seq,
-            span.begin,
-            p.total_q,
-            span.begin};
+    const int64_t total = total_q(p, args);
+    const Span span = packed_span(args.cu_seqlens_q, b, total, p.seqlen_q);
+    return {
+        span.length, span.begin * p.q_stride.seq, span.begin * p.out_stride.seq, span.begin, total,
+        span.begin};
   }
   return {p.seqlen_q, b * p.q_stride.batch, b * p.out_stride.batch, b * p.heads_q * p.seqlen_q,
           p.seqlen_q, b * p.seqlen_q};
@@ -60,12 +58,13 @@ uint64_t tree_bits(const Problem& p, const Args& args, const QueryView& query, i
 void write_rows_of_nobody(const Problem& p, const Args& args) {
   if (p.q_layout != ATTN_PACKED || p.batch == 0 || p.has(ATTN_ACCUMULATE)) return;
   const size_t bytes = size_t(dtype_bytes(p.out_type, p.head_dim_v));
-  for (int64_t row = args.cu_seqlens_q[p.batch]; row < p.total_q; ++row) {
+  const int64_t total = total_q(p, args);
+  for (int64_t row = args.cu_seqlens_q[p.batch]; row < total; ++row) {
     for (int64_t head = 0; head < p.heads_q; ++head) {
       const int64_t at = row * p.out_stride.seq + head * p.out_stride.head;
       std::memset(static_cast<char*>(args.out) + dtype_bytes(p.out_type, at), 0,
                   bytes);  // 0 in each type
-      if (args.lse) args.lse[head * p.total_q + row] = -std::numeric_limits<float>::infinity();
+      if (args.lse) args.lse[head * total + row] = -std::numeric_limits<float>::infinity();
     }
   }
 }

@@ -5,10 +5,12 @@
 
 namespace attn {
 
-std::span<const Kernel> host_forward_rows();      // host.cpp: reference, cpu_*
-std::span<const Kernel> host_backward_rows();     // host.cpp: bwd_reference, bwd_cpu_*
-std::span<const Kernel> sm90_backward_rows();     // sm90_backward.cpp: bwd_sm90_*
-std::span<const Kernel> sm80_backward_rows();     // sm80_backward.cpp: bwd_sm80_*
+std::span<const Kernel> host_forward_rows();   // host.cpp: reference, cpu_*
+std::span<const Kernel> host_backward_rows();  // host.cpp: bwd_reference, bwd_cpu_*
+std::span<const Kernel> sm90_backward_rows();  // sm90_backward.cpp: bwd_sm90_*
+std::span<const Kernel> sm80_backward_rows();  // sm80_backward.cpp: bwd_sm80_*
+std::span<const Kernel>
+sm90_dequantised_mixed_rows();                    // sm90_mixed.cpp: fwd_sm90_*_dequantised_mixed
 std::span<const Kernel> sm90_dequantised_rows();  // sm90_dequantised.cpp: fwd_sm90_*_dequantised
 std::span<const Kernel> decode_forward_rows();    // decode.cpp: decode_*
 std::span<const Kernel> mla_forward_rows();       // mla.cpp: mla_*

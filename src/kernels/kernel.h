@@ -86,7 +86,8 @@ struct Step {
   Arguments arguments = {};
   std::vector<TensorMap> maps = {};        // with which the parameter struct begins
   std::vector<const void*> map_base = {};  // their addresses, pointers as those in arguments
-  size_t workspace_at = 0;                 // bytes of the recipe's workspace before the step's
+  bool maps_packed_q = false;  // the first is of packed q, with total_q tokens in its dimension 1
+  size_t workspace_at = 0;     // bytes of the recipe's workspace before the step's
 };
 
 // The parameters of a launch: the step's, completed.
@@ -99,7 +100,8 @@ inline void pack(const Step& step, const AnyProblem& problem, const void* args, 
 
 // What a plan launches for a problem, one step after the other in one stream.
 struct Recipe {
-  size_t workspace = 0;  // bytes
+  size_t workspace = 0;       // bytes
+  size_t cleared = SIZE_MAX;  // of these, from the first on, that are 0 before the first run
   std::vector<Step> steps;
   std::string passed_over;  // why a later kernel serves the problem better, preference.h; "": none
 };

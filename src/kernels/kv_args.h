@@ -33,6 +33,7 @@ void patch_rows(const Args& args, Kernarg* a) {
   a->lse = args.lse;
   a->cu_seqlens_q = args.cu_seqlens_q;
   a->sinks = args.sinks;
+  if (args.total_q > 0) a->total_q = decltype(a->total_q)(args.total_q);
 }
 
 // Kernels that take a shared segment's pages or descales use these fields as strides alone.

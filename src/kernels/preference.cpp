@@ -85,12 +85,13 @@ std::string prefer_other(const Problem& p, const DeviceInfo& device,
   return join("for K and V of ", bytes, " bytes, which fit in L2");
 }
 
-// Work items are counted from capacities; too many of them would be empty.
-std::string prefer_other_to_mixed(const Problem& p, const sm90::Variant& paged) {
+// Work items are counted from capacities; too many of them would be empty. Beside a conversion
+// tokens cost little, and without _mixed their keys would be converted too.
+std::string prefer_other_to_mixed(const Problem& p, const sm90::Variant& paged, bool converts) {
   if (p.q_layout != ATTN_PACKED) return "for padded q";
   const int64_t rows = paged.tile.item_rows(), all = p.batch * ceil_div(p.seqlen_q, rows),
                 most = p.total_q / rows + p.batch;
-  if (all > 2 * most) return "";
+  if (all > (converts ? 1 : 2) * most) return "";
   return join("for ", p.total_q, " queries of ", p.batch, " sequences with up to ", p.seqlen_q,
               " each");
 }

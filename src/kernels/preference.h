@@ -22,8 +22,10 @@ std::string prefer_other(const Problem& problem, const DeviceInfo& device,
                          const sm90::Variant& variant);
 std::string prefer_other(const Problem& problem, const DeviceInfo& device,
                          const decode::Variant& variant);
-// paged: the variant that takes the sequences with many queries.
-std::string prefer_other_to_mixed(const Problem& problem, const sm90::Variant& paged);
+// paged: the variant that takes the sequences with many queries. converts: their keys are converted
+// first.
+std::string prefer_other_to_mixed(const Problem& problem, const sm90::Variant& paged,
+                                  bool converts);
 std::string prefer_other_to_dequantised(const Problem& problem);
 // To prefix_*: why reading shared keys for each sequence is as fast.
 std::string prefer_other_to_prefix(const Problem& problem);

@@ -1,18 +1,19 @@
 // The kernels fwd_sm90_*_dequantised: dequantise_sm90 writes K and V of fp8, ggml's types, i8 and
 // i4 as q's type into the workspace, where fwd_sm90_* reads them. Segments of q's type it reads
 // where they are.
+#include "kernels/sm90_dequantised.h"
+
 #include "kernels/cache/dequantise_args.h"
 #include "kernels/families.h"
 #include "kernels/forward_sm90/variants.h"
 #include "kernels/preference.h"
-#include "kernels/sm90_forward.h"
 
 namespace attn {
+namespace dequantised {
 namespace {
 
 static_assert(int(attn_dequantise_max_segments) == int(attn_sm90_max_segments));
 
-constexpr const char* dequantise_image = "dequantise_sm90";
 constexpr uint32_t converted_types = fp8_of_cuda | device_ggml_types | type_bit(ATTN_Q4_1) |
                                      type_bit(ATTN_Q5_0) | type_bit(ATTN_Q5_1) |
                                      type_bit(ATTN_IQ4_NL) | device_scaled_types;
@@ -51,41 +52,18 @@ Place place(const Problem& p, const attn_segment& s, int64_t begin) {
 }
 // What fwd_sm90_* counts items in begins the workspace.
 Place place_of(const Problem& p, int32_t i) {
-  const size_t items = p.has(ATTN_BLOCK_MASK) ? sizeof(attn_sm90_order) : sizeof(unsigned);
-  Place at = place(p, p.segment[0], aligned(int64_t(items)));
+  Place at = place(p, p.segment[0], aligned(int64_t(cleared_bytes(p))));
   for (int32_t n = 1; n <= i; ++n) at = place(p, p.segment[n], at.end);
   return at;
 }
-
-// Segments as fwd_sm90_* gets them.
-struct DequantisedSegments {
-  static bool in_workspace(const Problem& p, int32_t i) { return !in_place(p, p.segment[i]); }
-  static sm90::ReadSegment segment(const Problem& p, int32_t i) {
-    if (!in_workspace(p, i)) return {p.segment[i]};
-    const Place at = place_of(p, i);
-    sm90::ReadSegment s = {p.segment[i], true, size_t(at.k), size_t(at.v), size_t(at.table)};
-    s.k_type = s.v_type = p.q_type;
-    s.shared = 0;  // each sequence has a copy
-    s.k_descale = s.v_descale = ATTN_DESCALE_NONE;
-    const bool paged = s.layout == ATTN_PAGED;
-    const auto contiguous = [&](int64_t dim) {
-      const int64_t row = p.heads_kv * dim;
-      return attn_strides{std::max<int64_t>(1, paged ? s.page_size : s.seqlen) * row, row, dim};
-    };
-    s.k_stride = contiguous(p.head_dim);
-    s.v_stride = contiguous(p.head_dim_v);
-    s.max_pages = int32_t(table_pages(s));
-    s.num_pages = p.batch * s.max_pages;
-    if (!paged) s.table_at = 0;
-    return s;
-  }
-};
 
 // How dequantise_sm90 cuts the keys of sequences.
 struct Cut {
   int64_t part_keys, parts, items;
 };
-Cut cut_of(const Problem& p, const DeviceInfo& device) {
+// least_queries above 0: the host does not know how many sequences have so many, so items are
+// small.
+Cut cut_of(const Problem& p, const DeviceInfo& device, int least_queries = 0) {
   int64_t longest = 0, chunks = 0;
   for (const attn_segment& s : p.segment) {
     if (in_place(p, s)) continue;
@@ -93,7 +71,9 @@ Cut cut_of(const Problem& p, const DeviceInfo& device) {
     chunks += 2 * p.batch * ceil_div(s.seqlen, int64_t{attn_dequantise_keys});
   }
   const int64_t of_item =
-      std::clamp<int64_t>(chunks / (few_items * multiprocessors(p, device)), 1, most_chunks);
+      least_queries > 0
+          ? 1
+          : std::clamp<int64_t>(chunks / (few_items * multiprocessors(p, device)), 1, most_chunks);
   Cut cut{.part_keys = of_item * attn_dequantise_keys, .parts = 0, .items = 0};
   cut.parts = ceil_div(longest, cut.part_keys);
   cut.items = 2 * p.num_segments * p.batch * cut.parts;
@@ -112,7 +92,7 @@ attn_dequantise_tensor tensor(size_t dst, const attn_strides& stride, attn_dtype
   return t;
 }
 
-attn_dequantise_kernarg constants(const Problem& p, const Cut& cut) {
+attn_dequantise_kernarg constants(const Problem& p, const Cut& cut, int least_queries) {
   attn_dequantise_kernarg a{};
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment& from = p.segment[i];
@@ -139,11 +119,13 @@ attn_dequantise_kernarg constants(const Problem& p, const Cut& cut) {
   a.batch = unsigned(p.batch);
   a.parts = unsigned(cut.parts);
   a.part_keys = int(cut.part_keys);
+  a.least_queries = least_queries;
   return a;
 }
 
 void patch(const Problem& p, const Args& args, void* workspace, attn_dequantise_kernarg& a) {
   a.cu_seqlens_q = args.cu_seqlens_q;
+  if (args.total_q > 0) a.total_q = args.total_q;
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment_args of = args.segment[i];
     attn_dequantise_segment& s = a.segment[i];
@@ -156,6 +138,39 @@ void patch(const Problem& p, const Args& args, void* workspace, attn_dequantise_
     s.pages.block_table = of.block_table;
     rebase(workspace, k.dst, v.dst, s.table);
   }
+}
+
+}  // namespace
+
+bool Segments::in_workspace(const Problem& p, int32_t i) {
+  return !in_place(p, p.segment[i]);
+}
+
+sm90::ReadSegment Segments::segment(const Problem& p, int32_t i) {
+  if (!in_workspace(p, i)) return {p.segment[i]};
+  const Place at = place_of(p, i);
+  sm90::ReadSegment s = {p.segment[i], true, size_t(at.k), size_t(at.v), size_t(at.table)};
+  s.k_type = s.v_type = p.q_type;
+  s.shared = 0;  // each sequence has a copy
+  s.k_descale = s.v_descale = ATTN_DESCALE_NONE;
+  const bool paged = s.layout == ATTN_PAGED;
+  const auto contiguous = [&](int64_t dim) {
+    const int64_t row = p.heads_kv * dim;
+    return attn_strides{std::max<int64_t>(1, paged ? s.page_size : s.seqlen) * row, row, dim};
+  };
+  s.k_stride = contiguous(p.head_dim);
+  s.v_stride = contiguous(p.head_dim_v);
+  s.max_pages = int32_t(table_pages(s));
+  s.num_pages = p.batch * s.max_pages;
+  if (!paged) s.table_at = 0;
+  return s;
+}
+
+size_t cleared_bytes(const Problem& p) {
+  return p.has(ATTN_BLOCK_MASK) ? sizeof(attn_sm90_order) : sizeof(unsigned);
+}
+size_t workspace_bytes(const Problem& p) {
+  return size_t(place_of(p, p.num_segments - 1).end);
 }
 
 Status check(const Problem& p, const DeviceInfo& device) {
@@ -197,29 +212,41 @@ Status check(const Problem& p, const DeviceInfo& device) {
   return {};
 }
 
-Step dequantise_step(const Problem& p, const DeviceInfo& device) {
-  const Cut cut = cut_of(p, device);
+Step step(const Problem& p, const DeviceInfo& device, int least_queries, bool concurrent) {
+  if (p.q_layout != ATTN_PACKED) least_queries = 0;
+  const Cut cut = cut_of(p, device, least_queries);
   const int64_t vectors = p.heads_kv * std::max(p.head_dim, p.head_dim_v);  // of a chunk of keys
   const int64_t threads = std::min<int64_t>(ceil_div(vectors, int64_t{32}) * 32,  //
                                             attn_dequantise_threads);
-  const int64_t blocks =
-      p.max_sms > 0 ? std::min(cut.items, multiprocessors(p, device)) : cut.items;
-  return {.image = dequantise_image,
+  int64_t blocks = cut.items;
+  if (p.max_sms > 0 || least_queries > 0) {
+    const int of_multiprocessor = p.max_sms > 0 ? 1
+                                  : concurrent  ? attn_dequantise_beside
+                                                : attn_dequantise_blocks;
+    blocks = std::min(blocks, multiprocessors(p, device) * of_multiprocessor);
+  }
+  attn_dequantise_kernarg kernarg = constants(p, cut, least_queries);
+  kernarg.concurrent = concurrent;
+  return {.image = image,
           .fewer_threads = true,
           .launch = {.grid = {uint32_t(blocks), 1, 1},
                      .block = {uint32_t(threads), 1, 1},
                      .starts_early = true},
-          .arguments = arguments_of<patch>(constants(p, cut))};
+          .arguments = arguments_of<patch>(kernarg)};
 }
+
+}  // namespace dequantised
+
+namespace {
 
 // Both launches. The second one's check is of the number of segments, too.
 template <size_t forward>
 Status add_launches(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   constexpr const sm90::Variant& variant = sm90::variants[forward];
-  ATTN_TRY(sm90::check<DequantisedSegments>(p, device, variant.tile, variant.with));
-  recipe->steps = {
-      dequantise_step(p, device),
-      sm90::forward_step<variant.tile, variant.with, DequantisedSegments>(variant.name, p, device)};
+  ATTN_TRY(sm90::check<dequantised::Segments>(p, device, variant.tile, variant.with));
+  recipe->steps = {dequantised::step(p, device),
+                   sm90::forward_step<variant.tile, variant.with, dequantised::Segments>(
+                       variant.name, p, device)};
   return {};
 }
 
@@ -228,8 +255,8 @@ struct Dequantised {
   const char* name;
   size_t plain, paged, score, score_paged, mask;
 };
-consteval Dequantised dequantised(const char* name, const char* plain, const char* paged,
-                                  const char* score, const char* score_paged, const char* mask) {
+consteval Dequantised with_variants(const char* name, const char* plain, const char* paged,
+                                    const char* score, const char* score_paged, const char* mask) {
   constexpr auto& in = sm90::variants;
   return {name,
           find_variant(in, plain),
@@ -239,37 +266,39 @@ consteval Dequantised dequantised(const char* name, const char* plain, const cha
           find_variant(in, mask)};
 }
 constexpr Dequantised kernels[] = {
-    dequantised("fwd_sm90_bf16_d64_dequantised", "fwd_sm90_bf16_d64", "fwd_sm90_bf16_d64_paged",
-                "fwd_sm90_bf16_d64_score", "fwd_sm90_bf16_d64_score_paged",
-                "fwd_sm90_bf16_d64_mask"),
-    dequantised("fwd_sm90_bf16_d128_dequantised", "fwd_sm90_bf16_d128", "fwd_sm90_bf16_d128_paged",
-                "fwd_sm90_bf16_d128_score", "fwd_sm90_bf16_d128_score_paged",
-                "fwd_sm90_bf16_d128_mask"),
-    dequantised("fwd_sm90_bf16_d192_dv128_dequantised", "fwd_sm90_bf16_d192_dv128",
-                "fwd_sm90_bf16_d256_paged", "fwd_sm90_bf16_d256_score",
-                "fwd_sm90_bf16_d256_score_paged", "fwd_sm90_bf16_d256_mask"),
-    dequantised("fwd_sm90_bf16_d256_dequantised", "fwd_sm90_bf16_d256", "fwd_sm90_bf16_d256_paged",
-                "fwd_sm90_bf16_d256_score", "fwd_sm90_bf16_d256_score_paged",
-                "fwd_sm90_bf16_d256_mask"),
-    dequantised("fwd_sm90_f16_d64_dequantised", "fwd_sm90_f16_d64", "fwd_sm90_f16_d64_paged",
-                "fwd_sm90_f16_d64_score", "fwd_sm90_f16_d64_score_paged", "fwd_sm90_f16_d64_mask"),
-    dequantised("fwd_sm90_f16_d128_dequantised", "fwd_sm90_f16_d128", "fwd_sm90_f16_d128_paged",
-                "fwd_sm90_f16_d128_score", "fwd_sm90_f16_d128_score_paged",
-                "fwd_sm90_f16_d128_mask"),
-    dequantised("fwd_sm90_f16_d192_dv128_dequantised", "fwd_sm90_f16_d192_dv128",
-                "fwd_sm90_f16_d256_paged", "fwd_sm90_f16_d256_score",
-                "fwd_sm90_f16_d256_score_paged", "fwd_sm90_f16_d256_mask"),
-    dequantised("fwd_sm90_f16_d256_dequantised", "fwd_sm90_f16_d256", "fwd_sm90_f16_d256_paged",
-                "fwd_sm90_f16_d256_score", "fwd_sm90_f16_d256_score_paged",
-                "fwd_sm90_f16_d256_mask"),
+    with_variants("fwd_sm90_bf16_d64_dequantised", "fwd_sm90_bf16_d64", "fwd_sm90_bf16_d64_paged",
+                  "fwd_sm90_bf16_d64_score", "fwd_sm90_bf16_d64_score_paged",
+                  "fwd_sm90_bf16_d64_mask"),
+    with_variants("fwd_sm90_bf16_d128_dequantised", "fwd_sm90_bf16_d128",
+                  "fwd_sm90_bf16_d128_paged", "fwd_sm90_bf16_d128_score",
+                  "fwd_sm90_bf16_d128_score_paged", "fwd_sm90_bf16_d128_mask"),
+    with_variants("fwd_sm90_bf16_d192_dv128_dequantised", "fwd_sm90_bf16_d192_dv128",
+                  "fwd_sm90_bf16_d256_paged", "fwd_sm90_bf16_d256_score",
+                  "fwd_sm90_bf16_d256_score_paged", "fwd_sm90_bf16_d256_mask"),
+    with_variants("fwd_sm90_bf16_d256_dequantised", "fwd_sm90_bf16_d256",
+                  "fwd_sm90_bf16_d256_paged", "fwd_sm90_bf16_d256_score",
+                  "fwd_sm90_bf16_d256_score_paged", "fwd_sm90_bf16_d256_mask"),
+    with_variants("fwd_sm90_f16_d64_dequantised", "fwd_sm90_f16_d64", "fwd_sm90_f16_d64_paged",
+                  "fwd_sm90_f16_d64_score", "fwd_sm90_f16_d64_score_paged",
+                  "fwd_sm90_f16_d64_mask"),
+    with_variants("fwd_sm90_f16_d128_dequantised", "fwd_sm90_f16_d128", "fwd_sm90_f16_d128_paged",
+                  "fwd_sm90_f16_d128_score", "fwd_sm90_f16_d128_score_paged",
+                  "fwd_sm90_f16_d128_mask"),
+    with_variants("fwd_sm90_f16_d192_dv128_dequantised", "fwd_sm90_f16_d192_dv128",
+                  "fwd_sm90_f16_d256_paged", "fwd_sm90_f16_d256_score",
+                  "fwd_sm90_f16_d256_score_paged", "fwd_sm90_f16_d256_mask"),
+    with_variants("fwd_sm90_f16_d256_dequantised", "fwd_sm90_f16_d256", "fwd_sm90_f16_d256_paged",
+                  "fwd_sm90_f16_d256_score", "fwd_sm90_f16_d256_score_paged",
+                  "fwd_sm90_f16_d256_mask"),
 };
 
 template <size_t i>
 Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   constexpr Dequantised kernel = kernels[i];
-  ATTN_TRY(check(p, device));
+  ATTN_TRY(dequantised::check(p, device));
   recipe->passed_over = prefer_other_to_dequantised(p);
-  recipe->workspace = size_t(place_of(p, p.num_segments - 1).end);
+  recipe->workspace = dequantised::workspace_bytes(p);
+  recipe->cleared = dequantised::cleared_bytes(p);
   const bool pages = p.needs.features & feature_paged_kv,
              changes = p.softcap > 0 || p.has(ATTN_ALIBI | ATTN_SPLIT_INVARIANT) || p.scale <= 0;
   if (p.has(ATTN_BLOCK_MASK)) {
@@ -296,7 +325,7 @@ constinit const std::array all_rows =
           .op = Op::forward,
           .backend = ATTN_BACKEND_CUDA,
           .limits = {.in_types = type_bit(attn_dtype(plain.type)),
-                     .kv_types = converted_types | type_bit(attn_dtype(plain.type)),
+                     .kv_types = dequantised::converted_types | type_bit(attn_dtype(plain.type)),
                      .out_types = float_types,
                      .flags = forward_flags | ATTN_BLOCK_MASK | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
                      .features = forward_features | feature_segments | feature_paged_kv |
@@ -315,7 +344,7 @@ constinit const std::array all_rows =
                        .largest_score = sm90::largest_score(plain),
                        .rounds_kv = true},
           .recipe = recipe_of<make_recipe<i>>,
-          .first_images = {dequantise_image},
+          .first_images = {dequantised::image},
           .image = plain.name};
     });
 

@@ -206,6 +206,7 @@ void set_maps(const Problem& p, const Tile& tile, Step* step) {
   add(panel_map(p.head_dim, packed ? p.total_q : p.seqlen_q, p.heads_q, packed ? 1 : p.batch,
                 p.q_stride, tile.q_part_rows(), tile.element_bytes),
       0);
+  step->maps_packed_q = packed;
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const ReadSegment s = Segments::segment(p, i);
     const auto [rows, batch] = extents(p, s);

@@ -1,6 +1,9 @@
 // The kernels fwd_sm90_*_mixed: packed q of which some sequences have many queries and most have
 // few, as a step of a server has them. decode_sm90_* takes the sequences that one row tile holds,
 // the tokens, fwd_sm90_*_paged the others, the chunks, whose items it counts from the lengths.
+// _dequantised_mixed: over caches of fp8, which decode_sm90_fp8_* reads as they are. For chunks a
+// first launch converts the keys of their sequences to q's type (sm90_dequantised.h), at the same
+// time as tokens are computed. Chunks follow.
 //
 // Tokens wait for memory and chunks for the matrix units, so both run at the same time where that
 // pays (mixed_shares.h): chunks begin on some multiprocessors, tokens on the others. Each launch
@@ -12,6 +15,7 @@
 #include "kernels/forward_sm90/variants.h"
 #include "kernels/mixed_shares.h"
 #include "kernels/preference.h"
+#include "kernels/sm90_dequantised.h"
 #include "kernels/sm90_forward.h"
 
 namespace attn {
@@ -26,6 +30,7 @@ int64_t few_queries(const Problem& p, const decode::DecodeTile& tile) {
 struct Mixed {
   const char* name;
   size_t decode, paged, score_paged;  // places in decode::variants and sm90::variants
+  constexpr bool converts() const { return decode::variants[decode].fp8(); }
 };
 consteval Mixed mixed(const char* name, const char* decode, const char* paged,
                       const char* score_paged) {
@@ -45,7 +50,22 @@ constexpr Mixed kernels[] = {
           "fwd_sm90_f16_d128_score_paged"),
     mixed("fwd_sm90_f16_d256_mixed", "decode_sm90_f16_d256_r16", "fwd_sm90_f16_d256_paged",
           "fwd_sm90_f16_d256_score_paged"),
+    mixed("fwd_sm90_bf16_d64_dequantised_mixed", "decode_sm90_fp8_d64_r16",
+          "fwd_sm90_bf16_d64_paged", "fwd_sm90_bf16_d64_score_paged"),
+    mixed("fwd_sm90_bf16_d128_dequantised_mixed", "decode_sm90_fp8_d128_r16",
+          "fwd_sm90_bf16_d128_paged", "fwd_sm90_bf16_d128_score_paged"),
+    mixed("fwd_sm90_bf16_d256_dequantised_mixed", "decode_sm90_fp8_d256_r16",
+          "fwd_sm90_bf16_d256_paged", "fwd_sm90_bf16_d256_score_paged"),
+    mixed("fwd_sm90_f16_d64_dequantised_mixed", "decode_sm90_fp8_d64_r16", "fwd_sm90_f16_d64_paged",
+          "fwd_sm90_f16_d64_score_paged"),
+    mixed("fwd_sm90_f16_d128_dequantised_mixed", "decode_sm90_fp8_d128_r16",
+          "fwd_sm90_f16_d128_paged", "fwd_sm90_f16_d128_score_paged"),
+    mixed("fwd_sm90_f16_d256_dequantised_mixed", "decode_sm90_fp8_d256_r16",
+          "fwd_sm90_f16_d256_paged", "fwd_sm90_f16_d256_score_paged"),
 };
+
+constexpr size_t first_converting = 6;
+static_assert(!kernels[first_converting - 1].converts() && kernels[first_converting].converts());
 
 // As far as the host knows lengths: sequences have all keys of their capacity and one query, and
 // the other queries are those of as few chunks as possible. Sequences of up to `few` queries are
@@ -77,20 +97,26 @@ Status add_launches(const Problem& p, const DeviceInfo& device, Recipe* recipe) 
   constexpr sm90::Tile tile = variant.tile;
   constexpr const decode::Variant& few_variant = decode::variants[decode];
   static_assert(tile.blocks == 1 && few_variant.tile.concurrent());
-  ATTN_TRY(sm90::check(p, device, tile, variant.with));
+  constexpr bool converts = few_variant.fp8();
+  using Segments = std::conditional_t<converts, dequantised::Segments, sm90::GivenSegments>;
+  ATTN_TRY(sm90::check<Segments>(p, device, tile, variant.with));
   const int64_t few = few_queries(p, few_variant.tile);
   // Under max_sms one launch follows the other, because blocks cannot be told where to run.
-  const int64_t concurrent = p.q_layout == ATTN_PACKED && p.max_sms == 0
-                                 ? concurrent_blocks(mixed_work(p, device, tile, few))
-                                 : 0;
+  const bool beside = p.q_layout == ATTN_PACKED && p.max_sms == 0;
+  // Beside tokens run the conversion, which waits for memory too but does not fill it, or chunks.
+  const int64_t concurrent =
+      beside && !converts ? concurrent_blocks(mixed_work(p, device, tile, few)) : 0;
   decode::add_decode<few_variant.tile, true, true>(few_variant.name, p, device, recipe,
-                                                   concurrent > 0);
+                                                   converts ? beside : concurrent > 0);
   recipe->workspace = aligned_bytes(recipe->workspace);
-  const auto step_of = [&](sm90::Part part) {
-    part.least_queries = int(few) + 1;
-    Step step = sm90::forward_step<tile, variant.with>(variant.name, p, device, part);
+  const auto in_workspace = [&](Step step) {
     step.workspace_at = recipe->workspace;
     return step;
+  };
+  const auto step_of = [&](sm90::Part part) {
+    part.least_queries = int(few) + 1;
+    return in_workspace(
+        sm90::forward_step<tile, variant.with, Segments>(variant.name, p, device, part));
   };
   std::vector<Step>& steps = recipe->steps;
   if (concurrent > 0) {
@@ -102,10 +128,17 @@ Status add_launches(const Problem& p, const DeviceInfo& device, Recipe* recipe) 
     steps.push_back(step_of(part));
   } else {
     steps.push_back(step_of({}));
-    if (p.q_layout != ATTN_PACKED)  // all sequences are of one of both
-      steps[p.seqlen_q <= few ? 1 : 0].launch.grid[0] = 0;
   }
-  recipe->workspace += sizeof(unsigned);
+  if (p.q_layout != ATTN_PACKED)  // all sequences are of one of both
+    steps[p.seqlen_q <= few ? 1 : 0].launch.grid[0] = 0;
+  if constexpr (converts) {
+    steps.insert(steps.begin(), in_workspace(dequantised::step(p, device, int(few) + 1, beside)));
+    if (p.q_layout != ATTN_PACKED && p.seqlen_q <= few) steps[0].launch.grid[0] = 0;
+    recipe->cleared = recipe->workspace + dequantised::cleared_bytes(p);
+    recipe->workspace += dequantised::workspace_bytes(p);
+  } else {
+    recipe->workspace += sizeof(unsigned);
+  }
   return {};
 }
 
@@ -114,8 +147,9 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   constexpr Mixed kernel = kernels[i];
   constexpr const decode::Variant& few = decode::variants[kernel.decode];
   static_assert(few.copy_engine);
+  if constexpr (kernel.converts()) ATTN_TRY(dequantised::check(p, device));
   ATTN_TRY(decode::check(p, decode::rows_of<true>(p, few.tile), device, few.tile, true));
-  recipe->passed_over = prefer_other_to_mixed(p, sm90::variants[kernel.paged]);
+  recipe->passed_over = prefer_other_to_mixed(p, sm90::variants[kernel.paged], kernel.converts());
   if (p.softcap > 0 || p.has(ATTN_ALIBI | ATTN_SPLIT_INVARIANT) || p.scale <= 0)
     return add_launches<kernel.score_paged, kernel.decode>(p, device, recipe);
   return add_launches<kernel.paged, kernel.decode>(p, device, recipe);
@@ -127,34 +161,41 @@ constinit const std::array all_rows =
       constexpr const sm90::Variant& paged = sm90::variants[kernel.paged];
       constexpr const decode::Variant& few = decode::variants[kernel.decode];
       constexpr uint32_t type = type_bit(attn_dtype(paged.type));
-      return {.name = kernel.name,
-              .op = Op::forward,
-              .backend = ATTN_BACKEND_CUDA,
-              .limits = {.in_types = type,
-                         .kv_types = type,
-                         .out_types = float_types,
-                         .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
-                         .features = forward_features | feature_segments | feature_paged_kv |
-                                     feature_softcap | feature_kv_begin,
-                         .head_dim = {.multiple = 8, .max = paged.tile.head_dim},
-                         .head_dim_v = {.multiple = 8, .max = paged.tile.head_dim_v},
-                         .group = {.max = few.tile.rows()},
-                         .page_size = {.multiple = 16}},
-              .numerics = {.weights = attn_dtype(paged.type),
-                           .lag = 8,
-                           .keys = paged.tile.keys,
-                           .causal_last_first = true,
-                           .rounded_largest = true,
-                           .largest_score = sm90::largest_score(paged)},
-              .recipe = recipe_of<make_recipe<i>>,
-              .first_images = {few.name},
-              .image = paged.name};
+      constexpr bool converts = kernel.converts();
+      return {
+          .name = kernel.name,
+          .op = Op::forward,
+          .backend = ATTN_BACKEND_CUDA,
+          .limits = {.in_types = type,
+                     .kv_types = converts ? fp8_of_cuda : type,
+                     .out_types = float_types,
+                     .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT,
+                     .features = forward_features | feature_segments | feature_paged_kv |
+                                 feature_softcap | feature_kv_begin |
+                                 (converts ? kv_descale_features : 0u),
+                     .head_dim = {.multiple = converts ? 16 : 8, .max = paged.tile.head_dim},
+                     .head_dim_v = {.multiple = converts ? 16 : 8, .max = paged.tile.head_dim_v},
+                     .group = {.max = few.tile.rows()},
+                     .page_size = {.multiple = 16}},
+          .numerics = {.weights = attn_dtype(paged.type),
+                       .lag = 8,
+                       .keys = paged.tile.keys,
+                       .causal_last_first = true,
+                       .rounded_largest = true,
+                       .largest_score = sm90::largest_score(paged),
+                       .rounds_kv = converts},
+          .recipe = recipe_of<make_recipe<i>>,
+          .first_images = {few.name, converts ? dequantised::image : nullptr},
+          .image = paged.name};
     });
 
 }  // namespace
 
 std::span<const Kernel> sm90_mixed_rows() {
-  return all_rows;
+  return std::span(all_rows).first<first_converting>();
+}
+std::span<const Kernel> sm90_dequantised_mixed_rows() {
+  return std::span(all_rows).subspan<first_converting>();
 }
 
 }  // namespace attn

@@ -41,6 +41,13 @@ Status launch(const Context& context, const AnyProblem& problem, const Step& ste
   Parameters parameters;
   void* const own = workspace ? static_cast<char*>(workspace) + step.workspace_at : nullptr;
   pack(step, problem, args, own, &parameters);
+  if (step.maps_packed_q) {  // its last tile must not reach beyond the tokens of this run
+    TensorMap map = step.maps[0];
+    const int64_t planned = map.size[1];
+    map.size[1] = std::max<int64_t>(
+        1, total_q(static_cast<const Problem&>(problem), *static_cast<const Args*>(args)));
+    if (map.size[1] != planned) ATTN_TRY(context.driver->encode(map, parameters.kernarg));
+  }
   Launch launch = step.launch;
   launch.kernarg = parameters.kernarg;
   launch.kernarg_bytes = step.arguments.bytes.size();
@@ -158,8 +165,25 @@ Status init_workspace(const Plan& plan, void* workspace, size_t bytes, void* str
   ATTN_TRY(check_run(plan, plan.problem->op, stream));
   ATTN_TRY(check_workspace(plan, workspace, bytes));
   if (plan.context->host_memory() || plan.choice.recipe.workspace == 0) return {};
-  return plan.context->driver->fill(workspace, 0, plan.choice.recipe.workspace, stream);
+  const Recipe& recipe = plan.choice.recipe;
+  return plan.context->driver->fill(workspace, 0, std::min(recipe.workspace, recipe.cleared),
+                                    stream);
 }
+
+namespace {
+
+// Parts of kernels that consist of others are planned for the problem's tokens.
+Status check_total_q(const Plan& plan, Args* args) {
+  const auto& problem = problem_of<Problem>(plan);
+  if (!plan.choice.composition) return {};
+  if (total_q(problem, *args) != problem.total_q)
+    return invalid("args.total_q is ", args->total_q, "; accepted by ", plan.choice.kernel->name,
+                   ": the problem's ", problem.total_q);
+  args->total_q = 0;
+  return {};
+}
+
+}  // namespace
 
 Status run_forward(const Plan& plan, const attn_args* in, void* workspace, size_t bytes,
                    void* stream) {
@@ -169,6 +193,7 @@ Status run_forward(const Plan& plan, const attn_args* in, void* workspace, size_
   ATTN_TRY(check_workspace(plan, workspace, bytes));
   ATTN_TRY(check_args(problem, in, workspace, plan.choice.recipe.workspace,
                       plan.context->host_memory(), &args));
+  ATTN_TRY(check_total_q(plan, &args));
   return execute_forward(*plan.context, problem, plan.choice, args, workspace, stream);
 }
 
@@ -262,6 +287,7 @@ Status check_forward(const Plan& plan, const attn_args* in, void* stream) {
   const auto& p = problem_of<Problem>(plan);
   Args args;
   ATTN_TRY(check_args(p, in, nullptr, 0, plan.context->host_memory(), &args));
+  ATTN_TRY(check_total_q(plan, &args));
   if (p.batch == 0) return {};  // nothing of a mask is used
   if (plan.context->host_memory()) return check_contents(p, args);
 

@@ -183,6 +183,9 @@ Status check_backward_args(const BackwardProblem& b, const attn_backward_args* i
   if (!args->forward)
     return invalid("args.forward is NULL; accepted: the arguments of the forward run");
   ATTN_TRY(check_args(p, args->forward, nullptr, 0, host_memory, &args->of));
+  if (total_q(p, args->of) != p.total_q)
+    return invalid("forward.total_q is ", args->of.total_q, "; accepted: the problem's ",
+                   p.total_q);
   args->forward = &args->of;
 
   if (p.out_bytes.width > 0 && !args->of.lse)

@@ -338,7 +338,8 @@ Status check_host_lengths(const Problem& p, const Args& args) {
   if (p.has(ATTN_QUERY_POSITIONS))
     ATTN_TRY(check_starts({"query_start"}, args.query_start, p.batch));
   if (p.q_layout == ATTN_PACKED)
-    ATTN_TRY(check_offsets({"cu_seqlens_q"}, args.cu_seqlens_q, p.batch, p.seqlen_q, p.total_q));
+    ATTN_TRY(
+        check_offsets({"cu_seqlens_q"}, args.cu_seqlens_q, p.batch, p.seqlen_q, total_q(p, args)));
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment& s = p.segment[i];
     const attn_segment_args a = args.segment[i];
@@ -355,6 +356,14 @@ Status check_host_lengths(const Problem& p, const Args& args) {
   return {};
 }
 
+// The bytes of q or out in a run.
+Footprint tokens_of_run(const Problem& p, const Args& args, const Footprint& whole, attn_dtype type,
+                        int64_t dim, attn_strides stride) {
+  const int64_t tokens = total_q(p, args);
+  if (tokens == p.total_q) return whole;
+  return Footprint(type, dim, {{"seq", tokens, &stride.seq}, {"head", p.heads_q, &stride.head}});
+}
+
 // Calls visit(name, address, bytes) for each array that a run only reads.
 template <class Visit>
 void for_each_input(const Problem& p, const Args& args, Visit&& visit) {
@@ -362,7 +371,7 @@ void for_each_input(const Problem& p, const Args& args, Visit&& visit) {
                          std::initializer_list<int64_t> extents) {
     visit(name, address, Footprint(bytes, extents));
   };
-  visit(Name{"q"}, args.q, p.q_bytes);
+  visit(Name{"q"}, args.q, tokens_of_run(p, args, p.q_bytes, p.q_type, p.head_dim, p.q_stride));
   if (args.cu_seqlens_q) array({"cu_seqlens_q"}, args.cu_seqlens_q, 4, {p.batch + 1});
   if (args.q_descale) {
     const bool one = p.q_descale == ATTN_DESCALE_TENSOR;
@@ -373,7 +382,8 @@ void for_each_input(const Problem& p, const Args& args, Visit&& visit) {
   if (args.alibi_slopes) array({"alibi_slopes"}, args.alibi_slopes, 4, {p.heads_q});
   if (args.sinks) array({"sinks"}, args.sinks, 4, {p.heads_q});
   if (args.tree)
-    array({"tree"}, args.tree, 16, {p.q_layout == ATTN_PACKED ? p.total_q : p.batch * p.seqlen_q});
+    array({"tree"}, args.tree, 16,
+          {p.q_layout == ATTN_PACKED ? total_q(p, args) : p.batch * p.seqlen_q});
   if (args.out_scale) array({"out_scale"}, args.out_scale, 4, {1});
   if (args.kv_begin) array({"kv_begin"}, args.kv_begin, 4, {p.batch});
   if (args.causal_sequences) array({"causal_sequences"}, args.causal_sequences, 4, {p.batch});
@@ -401,9 +411,10 @@ void for_each_input(const Problem& p, const Args& args, Visit&& visit) {
 // Nothing that a run writes, the workspace included, shares memory with its other arrays.
 Status check_overlap(const Problem& p, const Args& args, const void* workspace,
                      size_t workspace_bytes) {
-  const int64_t rows = p.q_layout == ATTN_PACKED ? p.total_q : p.batch * p.seqlen_q;
-  const Footprint lse_bytes(4, {p.heads_q, rows}), work_bytes(int64_t(workspace_bytes), {});
-  const Range out_range(args.out, p.out_bytes), lse_range(args.lse, lse_bytes),
+  const int64_t rows = p.q_layout == ATTN_PACKED ? total_q(p, args) : p.batch * p.seqlen_q;
+  const Footprint lse_bytes(4, {p.heads_q, rows}), work_bytes(int64_t(workspace_bytes), {}),
+      out_bytes = tokens_of_run(p, args, p.out_bytes, p.out_type, p.head_dim_v, p.out_stride);
+  const Range out_range(args.out, out_bytes), lse_range(args.lse, lse_bytes),
       work_range(workspace, work_bytes);
   bool meet =
       out_range.meets(lse_range) || work_range.meets(out_range) || work_range.meets(lse_range);
@@ -412,7 +423,7 @@ Status check_overlap(const Problem& p, const Args& args, const void* workspace,
     meet |= out_range.meets(input) || lse_range.meets(input) || work_range.meets(input);
   });
   if (!meet) return {};
-  const Placed out{{"out"}, args.out, &p.out_bytes}, lse{{"lse"}, args.lse, &lse_bytes},
+  const Placed out{{"out"}, args.out, &out_bytes}, lse{{"lse"}, args.lse, &lse_bytes},
       work{{"workspace"}, workspace, &work_bytes};
   ATTN_TRY(keep_apart(out, lse));
   ATTN_TRY(keep_apart(work, out));
@@ -806,6 +817,12 @@ Status check_args(const Problem& p, const attn_args* in, const void* workspace,
                    p.num_segments);
   if (!args->segments)
     return invalid("args.segments is NULL; accepted: num_segments = ", p.num_segments, " structs");
+  ATTN_TRY(in_range("args.total_q", args->total_q, 0, p.total_q + 1));
+  if (total_q(p, *args) != p.total_q)
+    for (const Segment& s : p.segment)
+      if (s.list_size > 0)
+        return invalid("args.total_q is ", args->total_q,
+                       "; accepted with lists of keys: the problem's ", p.total_q);
 
   const bool any_q = p.out_bytes.width > 0;
   if (any_q || args->q)

@@ -199,6 +199,10 @@ class SegmentList {
 struct Args : attn_args {
   SegmentList segment;  // num_segments of them
 };
+// Tokens of a run with packed q.
+inline int64_t total_q(const Problem& p, const attn_args& args) {
+  return args.total_q > 0 ? args.total_q : p.total_q;
+}
 // Null pointers, alignment and overlap; on host backends also lengths and cu_seqlens.
 Status check_args(const Problem& problem, const attn_args* in, const void* workspace,
                   size_t workspace_bytes, bool host_memory, Args* out);

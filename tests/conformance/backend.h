@@ -197,6 +197,10 @@ attn_dtype float_type_of(const Kernel& kernel);
 // others.
 attn_dtype kv_type_of(const Kernel& kernel, attn_dtype q_type);
 
+// Whether the kernel's results for a sequence are stated for K and V rounded to the type of
+// weights.
+bool rounds_kv_of(const Kernel& kernel, int64_t queries, int64_t group);
+
 // The float64 reference's answer.
 Outputs reference_answer(const Case& c, const Data& data);
 

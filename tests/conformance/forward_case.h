@@ -136,6 +136,7 @@ struct Case {
   int64_t seqlen_q = 1;
   std::vector<int32_t> lengths_q;  // not empty: packed q
   int64_t tokens_of_nobody = 2;    // rows of packed q after the last sequence
+  int64_t more_tokens = 0;         // packed q: that the plan is made for, and no run has
   attn_dtype q_type = ATTN_F32, out_type = ATTN_F32;
   attn_descale_kind q_descale = ATTN_DESCALE_NONE;
   Arrange q_arrange = Arrange::contiguous, out_arrange = Arrange::contiguous;

@@ -144,7 +144,9 @@ std::string wrong_row(const Case& c, const Extreme& e, const Kernel& kernel, con
   };
   // As docs/numerics.md has it of kernels that round K and V to q's type first.
   const auto as_computed_with = [&](float x) {
-    return kernel.numerics.rounds_kv ? rounded(kernel.numerics.weights, double(x)) : double(x);
+    return rounds_kv_of(kernel, c.seqlen_q, c.heads_q / c.heads_kv)
+               ? rounded(kernel.numerics.weights, double(x))
+               : double(x);
   };
   for (int64_t i = 0; i < c.seqlen_q; ++i) {
     for (int64_t h = 0; h < c.heads_q; ++h) {

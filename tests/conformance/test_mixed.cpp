@@ -105,13 +105,37 @@ Case random_case(uint64_t seed) {
   if (draw.chance(8)) c.scale = draw.chance(2) ? 0.25f : -0.1f;
   if (draw.chance(8)) c.flags |= ATTN_SPLIT_INVARIANT;
   if (draw.chance(3)) c.max_sms = int32_t(1 + draw(40));
+  if (c.out_arrange == Arrange::contiguous && draw.chance(3)) c.more_tokens = 1 + draw(500);
   return c;
 }
 
 const AddRandomFamily added("steps of a server", random_case);
 
+// The same over caches of fp8, which tokens read as they are and chunks converted.
+Case fp8_case(uint64_t seed) {
+  Case c = random_case(seed);
+  c.name = "fp8-" + c.name;
+  c.thinning = for_devices(seed + 113);
+  Draw draw{seed, 173};
+  static const auto dims = head_dims(type_bit(ATTN_F16) | type_bit(ATTN_BF16),
+                                     type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E5M2), 16);
+  draw_head_dims(draw, dims, draw.chance(5), &c);
+  const attn_dtype type = draw.chance(3) ? ATTN_F8_E5M2 : ATTN_F8_E4M3FN;
+  for (SegmentCase& s : c.segments) {
+    s.k_type = s.v_type = type;
+    if (c.q_type == ATTN_F16) continue;  // whose range a product with a descale may leave
+    s.k_descale = attn_descale_kind(draw(4));
+    s.v_descale = attn_descale_kind(draw(4));
+    s.descale_block_keys = draw.chance(2) ? 64 : 128;
+  }
+  return c;
+}
+
 TEST_CASE("decode: steps of a server, random problems") {
   for (uint64_t seed = 1; seed <= 60; ++seed) check_step(random_case(seed));
+}
+TEST_CASE("decode: steps of a server, fp8 caches") {
+  for (uint64_t seed = 1; seed <= 40; ++seed) check_step(fp8_case(seed));
 }
 
 // With capacities from which fwd_sm90_*_mixed compute chunks and tokens at the same time. Packed K
@@ -120,8 +144,8 @@ TEST_CASE("decode: steps of a server, chunks beside tokens") {
   std::vector<const Kernel*> kernels = kernels_here(Op::forward, false);
   std::erase_if(kernels, [](const Kernel* k) { return !is_mixed(k); });
   if (kernels.empty()) ATTN_SKIP("no fwd_sm90_*_mixed here");
-  for (uint64_t seed = 1; seed <= 40; ++seed) {
-    Case c = random_case(seed);
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    Case c = seed <= 40 ? random_case(seed) : fp8_case(seed);
     c.name = "concurrent-" + std::to_string(seed);
     c.flags &= ~uint32_t{ATTN_ALIBI | ATTN_WINDOW};
     c.window_left = c.window_right = 0;

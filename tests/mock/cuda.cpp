@@ -312,10 +312,12 @@ int cuGraphExecDestroy(void* executable) {
 }
 
 #ifdef MOCK_TENSOR_MAPS
-int cuTensorMapEncodeTiled(void* map, int, unsigned, void*, const uint64_t*, const uint64_t*,
-                           const unsigned*, const unsigned*, int, int, int, int) {
+// A map is its address, then its sizes.
+int cuTensorMapEncodeTiled(void* map, int, unsigned rank, void*, const uint64_t* size,
+                           const uint64_t*, const unsigned*, const unsigned*, int, int, int, int) {
   MOCK_IN_CONTEXT();
   std::memset(map, 0, 128);
+  std::memcpy(static_cast<char*>(map) + sizeof(void*), size, rank * sizeof *size);
   return success;
 }
 int cuTensorMapReplaceAddress(void* map, void* address) {

@@ -498,7 +498,7 @@ class Arguments(Case):
             "(q, k, v, *, causal=False, causal_top_left=False, window=(-1, -1), scale=None, softcap=0.0, bias=None, "
             "alibi_slopes=None, sinks=None, block_mask=None, tree=None, tree_keys=0, seqlens_kv=None, kv_begin=None, "
             "causal_sequences=None, query_start=None, key_start=None, key_places=None, ready=None, cu_seqlens_q=None, "
-            "cu_seqlens_kv=None, max_seqlen_q=None, block_table=None, shared_segments=0, q_descale=None, k_descale=None, "
+            "cu_seqlens_kv=None, max_seqlen_q=None, max_seqlen_kv=None, block_table=None, shared_segments=0, q_descale=None, k_descale=None, "
             "v_descale=None, k_type=None, v_type=None, k_scale=None, v_scale=None, head_dim_v=None, lists=None, list_lengths=None, "
             "list_block=None, list_queries=None, list_of_pool=None, no_positions=None, bias_slopes=None, out_scale=None, "
             "out_dtype=None, return_lse=False, out=None, lse=None, accumulate=False, backend='auto')")
@@ -833,6 +833,40 @@ class Plans(Case):
         self.assertEqual(attn.cache_info()["hits"], 1)
         attn.forward(q[:, :1], q, q)  # long gone
         self.assertEqual(attn.cache_info()["hits"], 1)
+
+    def test_batches_of_packed_queries_share_plans(self):
+        """Eight plans from a power of two to the next serve all numbers of tokens; out and lse have those of the call."""
+        attn.cache_clear()
+        _, k, v = self.qkv(batch=3, seqlen_kv=40)
+        for n, total in enumerate((257, 264, 288, 280, 289, 320)):
+            q, offsets = self.normal(total, 4, 16), np.array([0, 40, 41, total - n % 3], np.int32)
+            out, lse = attn.forward(q, k, v, cu_seqlens_q=offsets, return_lse=True)
+            self.assertEqual((out.shape, lse.shape), ((total, 4, 16), (4, total)))
+            for b, (i, j) in enumerate(zip(offsets, offsets[1:])):
+                want, want_lse = softmax_attention(q[None, i:j], k[b:b + 1], v[b:b + 1])
+                self.close(out[i:j], want[0])
+                self.close(lse[:, i:j], want_lse[0])
+            self.assertTrue((out[offsets[-1]:] == 0).all() and np.isneginf(lse[:, offsets[-1]:]).all())
+        self.assertEqual(attn.cache_info()["misses"], 2)
+        by_heads = np.empty((4, total, 16), np.float32).transpose(1, 0, 2)  # whose stride of heads would be too small for more tokens
+        np.testing.assert_array_equal(attn.forward(q, k, v, cu_seqlens_q=offsets, out=by_heads), out)
+
+    def test_most_keys_of_pages(self):
+        """max_seqlen_kv in place of a table's room: plans in steps of 64 keys, the same results."""
+        attn.cache_clear()
+        q, k, v = self.qkv(batch=2, seqlen_q=3, seqlen_kv=160)
+        lengths, table = np.array([70, 129], np.int32), np.arange(20, dtype=np.int32).reshape(2, 10)
+        pages = [np.ascontiguousarray(x.reshape(20, 16, 2, 16)) for x in (k, v)]
+        call = dict(block_table=table, seqlens_kv=lengths, causal=True)
+        for most in (129, 130, 159, 192, None, 160):
+            with self.subTest(most):
+                out = attn.forward(q, *pages, max_seqlen_kv=most and min(most, 160), **call)
+                for b, n in enumerate(lengths):
+                    self.close(out[b], softmax_attention(q[b:b + 1], k[b:b + 1, :n], v[b:b + 1, :n], causal(3, n))[0][0])
+        self.assertEqual(attn.cache_info()["misses"], 1)  # all are planned for 160
+        self.refuses(ValueError, ["max_seqlen_kv is 0", "1 or more"], attn.forward, q, *pages, max_seqlen_kv=0, **call)
+        self.refuses(ValueError, ["161", "160"], attn.forward, q, *pages, max_seqlen_kv=161, **call)
+        self.refuses(ValueError, ["max_seqlen_kv is given", "None"], attn.forward, q, k, v, max_seqlen_kv=160)
 
     def test_lengths_share_a_workspace(self):
         """Decoding of 300 lengths, with arrays of each length, keeps one workspace of the largest one's size."""

@@ -1,9 +1,10 @@
 """On a CUDA device: captures in the idioms that PyTorch documents, the node cases of ONNX in f16, arrays of CuPy and JAX."""
+import ctypes
 import importlib.util
 import unittest
 
 import test_onnx
-from support import Case, attn, np, softmax_attention
+from support import Case, attn, causal, np, softmax_attention
 
 HAVE = importlib.util.find_spec("torch") is not None
 if HAVE:
@@ -25,6 +26,70 @@ class GpuCase(Case):
 
     def good(self, out, q, k, v):
         self.close(out.cpu(), softmax_attention(*(x.double().cpu() for x in (q, k, v)))[0], 2e-3)
+
+
+class AtTheEnd:
+    """Arrays that end where mapped memory does: beyond, any access, also of the copy engine, is a fault."""
+    class Where(ctypes.Structure):
+        _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]  # 1: device
+
+    def __init__(self):
+        self.cuda = ctypes.CDLL("libcuda.so.1")
+        self.properties = (ctypes.c_int * 8)(1, 0, 1, torch.cuda.current_device())  # CUmemAllocationProp: pinned, on the device
+        self.piece = ctypes.c_size_t()
+        self.run("cuMemGetAllocationGranularity", ctypes.byref(self.piece), self.properties, 0)
+
+    def run(self, name, *arguments):
+        if status := getattr(self.cuda, name)(*arguments):
+            raise RuntimeError(f"{name}: {status}")
+
+    def __call__(self, x):
+        """A copy of x, which is kept until the process ends."""
+        bytes_ = x.numel() * x.element_size()
+        size = ctypes.c_size_t(-(-bytes_ // self.piece.value) * self.piece.value)
+        at, memory = ctypes.c_uint64(), ctypes.c_uint64()
+        self.run("cuMemAddressReserve", ctypes.byref(at), ctypes.c_size_t(size.value + self.piece.value), ctypes.c_size_t(0), ctypes.c_uint64(0),
+                 ctypes.c_uint64(0))
+        self.run("cuMemCreate", ctypes.byref(memory), size, self.properties, ctypes.c_uint64(0))
+        self.run("cuMemMap", at, size, ctypes.c_size_t(0), memory, ctypes.c_uint64(0))
+        self.run("cuMemSetAccess", at, size, (ctypes.c_int * 3)(1, torch.cuda.current_device(), 3), ctypes.c_size_t(1))
+        self.__cuda_array_interface__ = {"shape": (bytes_,), "typestr": "|u1", "data": (at.value + size.value - bytes_, False), "version": 3}
+        copy = torch.as_tensor(self, device="cuda").view(x.dtype).view(x.shape)
+        return copy.copy_(x)
+
+
+class Capacities(GpuCase):
+    def test_fewer_tokens_than_planned(self):
+        """A plan for more tokens reads and writes nothing after a call's last one."""
+        end = AtTheEnd()
+        cases = {"long": ([300, 500, 145], 600, {}), "tokens": ([1] * 66, 200, {"most": 1}), "some": ([3, 1, 60, 5, 1], 200, {}),
+                 "pages": ([300, 500, 145], 600, {"pages": 64}), "mixed": ([1] * 40 + [700], 800, {"pages": 64}),
+                 "mixed, e4m3": ([1] * 40 + [700], 800, {"pages": 64, "cache": torch.float8_e4m3fn}),
+                 "e4m3": ([300, 500, 145], 600, {"pages": 64, "cache": torch.float8_e4m3fn})}
+        for name, (lengths, keys, options) in cases.items():
+            with self.subTest(name):
+                page, cache = options.get("pages"), options.get("cache", torch.float16)
+                total, batch = sum(lengths), len(lengths)
+                k, v = (torch.randn(batch, -(-keys // 64) * 64, 2, 64, device="cuda").to(cache) for _ in range(2))
+                call = {"causal": True, "max_seqlen_q": options.get("most"), "seqlens_kv": torch.full((batch,), keys, dtype=torch.int32, device="cuda")}
+                stored = (k, v)
+                if page:
+                    stored = [x.reshape(-1, page, 2, 64) for x in stored]
+                    call["block_table"] = torch.arange(len(stored[0]), dtype=torch.int32, device="cuda").view(batch, -1)
+                q = torch.randn(total + 1, 8, 64, device="cuda").half()
+                offsets = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
+                attn.forward(q, *stored, cu_seqlens_q=offsets, **call)
+                plans = attn.cache_info()["misses"]
+                out, lse = end(torch.full_like(q[:total], torch.nan)), end(torch.full((8, total), torch.nan, device="cuda"))
+                attn.forward(end(q[:total]), *stored, cu_seqlens_q=offsets, out=out, lse=lse, return_lse=True, **call)
+                torch.cuda.synchronize()
+                self.assertEqual(attn.cache_info()["misses"], plans)
+                for b in {0, batch // 2, batch - 1}:
+                    i, j = int(offsets[b]), int(offsets[b + 1])
+                    host = [x.double().cpu() for x in (q[None, i:j], k[b:b + 1, :keys], v[b:b + 1, :keys])]
+                    want, want_lse = softmax_attention(*host, causal(j - i, keys))
+                    self.close(out[i:j].double().cpu(), want[0], 4e-3)
+                    self.close(lse[:, i:j].double().cpu(), want_lse[0], 4e-3)
 
 
 class Capture(GpuCase):

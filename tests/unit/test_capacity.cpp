@@ -3,9 +3,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "../catch.h"
@@ -94,7 +97,101 @@ std::vector<float> answer(const attn::context& context, int64_t capacity, int64_
   return out;
 }
 
+// out and lse of packed q, tokens that end where memory does, by a plan for `planned` tokens of
+// sequences of up to `longest`.
+std::vector<float> packed_answer(const attn::context& context, const std::vector<int32_t>& offsets,
+                                 int64_t tokens, int64_t planned, int64_t longest, uint32_t flags) {
+  const auto sequences = int64_t(offsets.size()) - 1;
+  const std::vector<float> k = numbers(size_t(sequences * rows * heads * dim), 1),
+                           v = numbers(size_t(sequences * rows * heads * dim), 2);
+  const AtTheEnd q(numbers(size_t(tokens * heads * dim), 3)),
+      out(std::vector<float>(size_t(tokens * heads * dim), NAN)),
+      lse(std::vector<float>(size_t(tokens * heads), NAN));
+  auto segment = attn::make<attn_segment>();
+  segment.k_type = segment.v_type = ATTN_F32;
+  segment.seqlen = rows;
+  auto problem = attn::make<attn_problem>();
+  problem.batch = sequences;
+  problem.heads_q = problem.heads_kv = heads;
+  problem.head_dim = dim;
+  problem.seqlen_q = longest;
+  problem.q_layout = ATTN_PACKED;
+  problem.total_q = planned;
+  problem.q_type = ATTN_F32;
+  problem.flags = flags;
+  problem.num_segments = 1;
+  problem.segments = &segment;
+  const attn::plan plan(context, problem);
+  auto keys = attn::make<attn_segment_args>();
+  keys.k = k.data();
+  keys.v = v.data();
+  auto args = attn::make<attn_args>();
+  args.q = q.data();
+  args.out = out.data();
+  args.lse = lse.data();
+  args.cu_seqlens_q = offsets.data();
+  args.num_segments = 1;
+  args.segments = &keys;
+  if (planned != tokens) args.total_q = tokens;
+  plan.run(args, plan.make_workspace(context));
+  std::vector<float> both(out.data(), out.data() + tokens * heads * dim);
+  both.insert(both.end(), lse.data(), lse.data() + tokens * heads);
+  return both;
+}
+
 }  // namespace
+
+// The last two tokens are of no sequence.
+TEST_CASE("capacity: more tokens of packed q than a run has") {
+  const std::vector<int32_t> offsets = {0, 1, 1, 40, 110};
+  constexpr int64_t tokens = 112;
+  for (const attn_backend backend : {ATTN_BACKEND_REFERENCE, ATTN_BACKEND_CPU}) {
+    const attn::context context(backend);
+    for (const uint32_t flags : {uint32_t{0}, uint32_t{ATTN_CAUSAL}}) {
+      const auto want = packed_answer(context, offsets, tokens, tokens, 70, flags);
+      for (const auto& [planned, longest] : {std::pair{113, 70}, {128, 72}, {5000, 4000}}) {
+        INFO(attn_backend_string(backend) << " planned for " << planned);
+        const auto got = packed_answer(context, offsets, tokens, planned, longest, flags);
+        CHECK(std::equal(got.begin(), got.end(), want.begin(), want.end(),
+                         [](float a, float b) { return a == b || std::abs(a - b) <= 2e-6f; }));
+      }
+    }
+  }
+}
+
+TEST_CASE("capacity: tokens of a run that its plan does not take") {
+  const attn::context context(ATTN_BACKEND_CPU);
+  const auto error = [&](int64_t planned, int64_t tokens, int64_t list_size) {
+    auto segment = attn::make<attn_segment>();
+    segment.k_type = segment.v_type = ATTN_F32;
+    segment.seqlen = 4;
+    segment.list_size = list_size;
+    auto problem = attn::make<attn_problem>();
+    problem.batch = 1;
+    problem.heads_q = problem.heads_kv = 1;
+    problem.head_dim = dim;
+    problem.seqlen_q = 8;
+    problem.q_layout = planned ? ATTN_PACKED : ATTN_PADDED;
+    problem.total_q = planned;
+    problem.q_type = ATTN_F32;
+    problem.num_segments = 1;
+    problem.segments = &segment;
+    const attn::plan plan(context, problem);
+    auto keys = attn::make<attn_segment_args>();
+    auto args = attn::make<attn_args>();
+    args.num_segments = 1;
+    args.segments = &keys;
+    args.total_q = tokens;
+    const attn::buffer workspace = plan.make_workspace(context);
+    CHECK(attn_run(plan.get(), &args, workspace.data(), workspace.bytes(), nullptr) ==
+          ATTN_INVALID_ARGUMENT);
+    return std::string(attn_last_error());
+  };
+  CHECK(error(8, 9, 0) == "args.total_q is 9; accepted: 0 to 8");
+  CHECK(error(8, -1, 0) == "args.total_q is -1; accepted: 0 to 8");
+  CHECK(error(0, 1, 0) == "args.total_q is 1; accepted: 0 to 0");
+  CHECK(error(8, 7, 2) == "args.total_q is 7; accepted with lists of keys: the problem's 8");
+}
 
 TEST_CASE("capacity: more than the arrays hold, where lengths say what is there") {
   for (const attn_backend backend : {ATTN_BACKEND_REFERENCE, ATTN_BACKEND_CPU}) {

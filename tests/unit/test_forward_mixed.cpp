@@ -10,6 +10,7 @@
 #include "catalog/catalog.h"
 #include "catch.h"
 #include "hopper.h"
+#include "kernels/cache/dequantise_args.h"
 #include "kernels/decode/decode_args.h"
 #include "kernels/forward_sm90/forward_args.h"
 #include "kernels/mixed_shares.h"
@@ -67,6 +68,11 @@ struct Input {
     CHECK(made.code == ATTN_UNSUPPORTED);
     return made.text;
   }
+  // With caches of this type.
+  Input& of(attn_dtype type) {
+    for (attn_segment& s : segment) s.k_type = s.v_type = type;
+    return *this;
+  }
   // Of so short sequences that one launch follows the other.
   Input& with_few_keys() {
     for (attn_segment& s : segment) {
@@ -101,6 +107,7 @@ struct Input {
 };
 
 constexpr const char* kernel = "fwd_sm90_bf16_d128_mixed";
+constexpr const char* fp8_kernel = "fwd_sm90_bf16_d128_dequantised_mixed";
 
 }  // namespace
 
@@ -126,14 +133,18 @@ TEST_CASE("sm90 mixed: which problems the plan gives it", "[plan]") {
   CHECK(edge.passed_over(kernel) != "");
   edge.problem.seqlen_q = 257;
   CHECK(edge.passed_over(kernel) == "");
-  // Tokens alone go to decode_*, fp8 and trees to those who take them.
+  // Tokens alone go to decode_*, trees to those who take them.
   Input tokens;
   tokens.problem.seqlen_q = 1;
   tokens.problem.total_q = 128;
   CHECK(tokens.chosen() == "decode_sm90_bf16_d128_r8");
-  Input fp8;
-  fp8.segment[0].k_type = fp8.segment[0].v_type = ATTN_F8_E4M3FN;
-  CHECK(fp8.chosen() == "fwd_sm90_bf16_d128_dequantised");
+  CHECK(tokens.of(ATTN_F8_E4M3FN).chosen() == "decode_sm90_fp8_d128_r8");
+  CHECK(Input().of(ATTN_F8_E4M3FN).chosen() == fp8_kernel);
+  CHECK(Input(ATTN_F16, 64).of(ATTN_F8_E5M2).chosen() == "fwd_sm90_f16_d64_dequantised_mixed");
+  CHECK(whole.of(ATTN_F8_E4M3FN).chosen() == "fwd_sm90_bf16_d128_dequantised");
+  Input both;
+  both.of(ATTN_F8_E4M3FN).segment[0].v_type = ATTN_F8_E5M2;
+  CHECK(both.chosen() == "fwd_sm90_bf16_d128_dequantised");
   Input tree;
   tree.problem.tree_keys = 4;
   CHECK(tree.chosen() == "decode_sm90_bf16_d128_r64");
@@ -191,6 +202,93 @@ TEST_CASE("sm90 mixed: kernels of the launches, in their order", "[plan]") {
   }
 }
 
+TEST_CASE("sm90 mixed: over fp8 the keys of chunks are converted first", "[plan]") {
+  Input in;
+  in.of(ATTN_F8_E4M3FN);
+  const std::string decode = "decode_sm90_fp8_d128_r16", paged = "fwd_sm90_bf16_d128_paged";
+  CHECK(in.images(fp8_kernel) == "dequantise_sm90 " + decode + " " + paged);
+  in.segment[0].k_descale = ATTN_DESCALE_TENSOR;
+  in.segment[0].v_descale = ATTN_DESCALE_HEAD;
+  in.with_few_keys();
+  CHECK(in.images(fp8_kernel) == "dequantise_sm90 " + decode + " " + paged);
+  Input softcap;
+  softcap.of(ATTN_F8_E4M3FN).with_few_keys().problem.softcap = 3;
+  CHECK(softcap.images(fp8_kernel) ==
+        "dequantise_sm90 " + decode + " fwd_sm90_bf16_d128_score_paged");
+  Input f16(ATTN_F16);
+  f16.of(ATTN_F8_E4M3FN).segment[0].k_descale = ATTN_DESCALE_TENSOR;
+  CHECK(f16.declined("fwd_sm90_f16_d128_dequantised_mixed") ==
+        "segments[0]: k_descale is 1 with q of f16, whose range the product may leave; accepted: "
+        "none (0)");
+
+  Problem p;
+  in.make(&p);
+  Recipe recipe;
+  REQUIRE(find_kernel(fp8_kernel)->recipe(p, hopper(), &recipe).ok());
+  REQUIRE(recipe.steps.size() == 3);
+  const Step &converts = recipe.steps[0], &few = recipe.steps[1], &many = recipe.steps[2];
+  // Blocks share the items that there are, and leave room for those of tokens.
+  CHECK(converts.launch.grid[0] == 3 * 132);
+  CHECK(few.workspace_at == 0);
+  CHECK(converts.workspace_at == many.workspace_at);
+  constexpr size_t counter = 256, keys = 128 * 64 * 8 * 128 * 2, table = 128 * sizeof(int);
+  CHECK(recipe.workspace == many.workspace_at + counter + 2 * keys + table);
+  static char k, v;
+  static const int32_t offsets[1] = {}, lengths[1] = {}, pages[1] = {};
+  static const float descale[1] = {};
+  attn_segment_args given{};
+  given.struct_size = sizeof given;
+  given.k = &k, given.v = &v, given.seqlens = lengths, given.block_table = pages;
+  given.k_descale = given.v_descale = descale;
+  Args args{};
+  args.segment = &given;
+  args.cu_seqlens_q = offsets;
+  Parameters parameters;
+  const auto packed = [&](const Step& step, auto* kernarg) {
+    REQUIRE(step.arguments.bytes.size() == sizeof *kernarg);
+    pack(step, p, &args, workspace, &parameters);
+    std::memcpy(static_cast<void*>(kernarg), parameters.kernarg, sizeof *kernarg);
+  };
+  attn_dequantise_kernarg first;
+  packed(converts, &first);
+  CHECK(first.least_queries == 5);
+  CHECK(first.concurrent == 1);
+  CHECK(first.part_keys == 16);
+  CHECK(first.cu_seqlens_q == offsets);
+  attn_sm90_paged_kernarg last;
+  packed(many, &last);
+  for (int n = 0; n < 2; ++n) {
+    CHECK(first.segment[0].tensor[n].dst == workspace + counter + size_t(n) * keys);
+    CHECK(parameters.map_base[1 + n] == first.segment[0].tensor[n].dst);
+  }
+  CHECK(first.segment[0].table == last.pages[0].block_table);
+  CHECK(last.least_queries == 5);
+  CHECK(last.lists == 1);
+  attn_decode_sm90_kernarg between;
+  packed(few, &between);
+  CHECK(between.a.rows_taken == 16);
+  CHECK(between.a.concurrent == 1);
+  CHECK(between.a.segment[0].k == &k);
+  CHECK(between.a.segment[0].block_table == pages);
+  CHECK(between.a.segment[0].k_descale.at == descale);
+  CHECK(parameters.map_base[0] == &k);
+
+  // Padded sequences are all of one launch.
+  in.problem.q_layout = ATTN_PADDED;
+  in.problem.total_q = 0;
+  for (const int64_t queries : {4, 5}) {
+    in.problem.seqlen_q = queries;
+    in.make(&p);
+    REQUIRE(find_kernel(fp8_kernel)->recipe(p, hopper(), &recipe).ok());
+    CHECK(is_empty(recipe.steps[0].launch) == (queries == 4));
+    CHECK(is_empty(recipe.steps[1].launch) == (queries == 5));
+    CHECK(is_empty(recipe.steps[2].launch) == (queries == 4));
+    packed(recipe.steps[0], &first);
+    CHECK(first.least_queries == 0);
+    CHECK(first.concurrent == 0);
+  }
+}
+
 namespace {
 
 // A step of the model by another way: multiprocessors one by one, in short steps of time.
@@ -199,7 +297,7 @@ double simulated_us(const MixedWork& work, int64_t blocks) {
   const double all = double(work.multiprocessors);
   std::vector<double> left(size_t(work.multiprocessors), 0);  // of the item of a multiprocessor
   int64_t items = work.items;
-  double bytes = work.token_bytes, us = 0;
+  double bytes = bytes_to_read(work, blocks), us = 0;
   // Chunks begin on `blocks`; others are the tokens' until these end.
   for (;; us += step) {
     int64_t busy = 0;
@@ -208,7 +306,7 @@ double simulated_us(const MixedWork& work, int64_t blocks) {
         --items, left[n] += work.item_us;
       busy += left[n] > 0;
     }
-    if (busy == 0 && bytes <= 0) return us;
+    if (busy == 0 && bytes <= 0) return std::max(us, tokens_us(work));
     const double rate = bytes > 0 ? std::min(memory_bytes_per_us,
                                              (all - double(busy)) * multiprocessor_bytes_per_us)
                                   : 0;
@@ -242,8 +340,10 @@ TEST_CASE("sm90 mixed: the model of the time that a step takes", "[plan]") {
   CHECK(concurrent_blocks(works[0]) <= 76);
   // Fewer tokens leave more.
   CHECK(concurrent_blocks(works[1]) > concurrent_blocks(works[0]));
+  // Few tokens begin on few multiprocessors, and are hidden.
+  CHECK(concurrent_blocks({132, 512, 94, 2 * cache}) == 124);
   // What has little of one or of the other gains nothing.
-  CHECK(concurrent_blocks({132, 512, 94, 2 * cache}) == 0);
+  CHECK(concurrent_blocks({132, 512, 940, 2 * cache}) == 0);
   CHECK(concurrent_blocks({132, 4, 20, 127 * cache}) == 0);
   // More blocks than items have nothing to do.
   CHECK(concurrent_blocks({132, 4, 94, 127 * cache}) == 4);
@@ -496,6 +596,24 @@ TEST_CASE("sm90 mixed: launches of a run, beside each other and in turn", "[plan
             begin + attn_plan_workspace(plan.get()) - sizeof(unsigned));
       CHECK(reinterpret_cast<char*>(a.taken) >=
             reinterpret_cast<char*>(of_tokens.a.arrived + 2 * of_tokens.a.slots));
+    }
+    // With fewer tokens the copy engine gets no further than these.
+    for (const int64_t tokens_of_run : {2175, 2000}) {
+      args.total_q = tokens_of_run;
+      of_chunks.clear();
+      plan.run(args, workspace);
+      CHECK(of_tokens.a.total_q == tokens_of_run);
+      for (const attn_sm90_paged_kernarg& a : of_chunks) {
+        CHECK(a.total_q == tokens_of_run);
+        struct {
+          const void* address;
+          uint64_t size[4];
+        } map;
+        std::memcpy(&map, &a.q, sizeof map);
+        CHECK(map.address == args.q);
+        CHECK(map.size[1] == uint64_t(tokens_of_run));
+        CHECK(map.size[2] == 32);
+      }
     }
   }
 }

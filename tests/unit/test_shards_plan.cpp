@@ -486,3 +486,37 @@ TEST_CASE("shards: launches in their order, with the addresses of the run") {
     CHECK(within(a.part_lse, 2 * 50 * 4 * 4));
   }
 }
+
+TEST_CASE("shards: a run has the tokens of its plan") {
+  const mock::MockLibrary library("cuda_12");
+  auto options = attn::make<attn_context_options>();
+  options.driver_path = library.path();
+  options.kernel_file = "all kernels";
+  const attn::context context(ATTN_BACKEND_CUDA, &options);
+  Setup s;
+  s.problem.q_layout = ATTN_PACKED;
+  s.problem.total_q = 50;
+  const attn::plan plan(context, s.made());
+  REQUIRE(std::string(plan.kernel()) == "shards_cuda");
+  attn::buffer workspace = plan.make_workspace(context, nullptr);
+  alignas(256) static char q[50 * 4 * dim * 2], out[50 * 4 * dim * 2], kv[2 * 96 * 2 * dim * 2];
+  static const uint32_t ready[2] = {};
+  static const int32_t offsets[] = {0, 13, 40};
+  std::vector<attn_segment_args> segments(3, attn::make<attn_segment_args>());
+  for (attn_segment_args& of : segments) of.k = of.v = kv, of.ready = ready;
+  auto args = attn::make<attn_args>();
+  args.q = q;
+  args.out = out;
+  args.cu_seqlens_q = offsets;
+  args.num_segments = 3;
+  args.segments = segments.data();
+  args.total_q = 40;
+  const auto run = [&] {
+    return attn_run(plan.get(), &args, workspace.data(), workspace.bytes(), nullptr);
+  };
+  CHECK(run() == ATTN_INVALID_ARGUMENT);
+  CHECK(std::string(attn_last_error()) ==
+        "args.total_q is 40; accepted by shards_cuda: the problem's 50");
+  args.total_q = 50;
+  CHECK(run() == ATTN_OK);
+}

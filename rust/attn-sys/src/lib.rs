@@ -292,6 +292,7 @@ pub struct attn_args {
     pub kv_begin: *const i32,
     pub causal_sequences: *const i32,
     pub query_start: *const i64,
+    pub total_q: i64,
 }
 
 #[repr(C)]
