@@ -191,7 +191,8 @@ int64_t entry_slots(const attn_strides& stride) {
 bool make_slots(const Problem& p, SlotsShape* shape) {
   if (!p.by_query) return false;  // the queries of a sequence visit the same keys
   for (const Segment& s : p.segment) {
-    if (s.k_type != p.q_type || s.v_type != p.q_type) return false;
+    const bool codes = s.k_type == ATTN_MLA_656 && s.v_in_k;  // mla_*_656 reads them
+    if (!codes && (s.k_type != p.q_type || s.v_type != p.q_type)) return false;
     if (s.k_descale != ATTN_DESCALE_NONE || s.v_descale != ATTN_DESCALE_NONE) return false;
     SlotsShape::OfSegment of{};
     of.capacity = std::max<int64_t>(1, visited(p, s));

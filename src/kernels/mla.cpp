@@ -11,6 +11,7 @@ namespace attn {
 namespace {
 
 using decode::DecodeTile;
+using mla::Rows;
 
 constexpr const char* merge_image = "mla_merge_sm90";
 
@@ -21,19 +22,30 @@ void patch(const Problem& p, const Args& args, void* workspace, attn_decode_sm90
   for (int32_t n = 0; n < p.num_segments; ++n) {
     attn_decode_segment& s = kernarg.a.segment[n];
     s.v = s.k;
+    if (p.segment[n].k_type == ATTN_F8_E4M3FN_TOKEN) s.k_scales.at = args.segment[n].k_scale;
+    if constexpr (has_codes(variants[i].rows)) continue;
     if (s.v) s.k = static_cast<const char*>(s.v) + 2 * variants[i].latent();
     *map_base++ = s.k;
     *map_base++ = s.v;
   }
 }
 
+// Of f8_e4m3fn_token.
+Status check_scales(const Segment& s) {
+  const attn_strides& stride = s.k_scale_stride;
+  if (s.k_type != ATTN_F8_E4M3FN_TOKEN || std::max(stride.seq, stride.head) <= INT32_MAX) return {};
+  return unsupported("scales of tokens and heads are ", stride.seq, " and ", stride.head,
+                     " apart; accepted: up to ", INT32_MAX);
+}
+
 Status check_latent(const Problem& p, int64_t rows, const DeviceInfo& device,
-                    const DecodeTile& tile, bool by_rows = false) {
+                    const DecodeTile& tile, Rows by = Rows::boxes) {
   for (int32_t n = 0; n < p.num_segments; ++n)
     if (!p.segment[n].v_in_k)
       return unsupported("segments[", n, "].v_in_k is 0; accepted: 1 in all segments");
-  if (!by_rows) return decode::check(p, rows, device, tile, true);
+  if (by == Rows::boxes) return decode::check(p, rows, device, tile, true);
   ATTN_TRY(decode::check(p, rows, device, tile, false));
+  if (has_codes(by)) return check_scales(p.segment[0]);
   ATTN_TRY(check_copy_engine(device));  // the maps are there, and not used
   return check_copied(p, p.segment[0]);
 }
@@ -42,6 +54,16 @@ template <const auto& variants, size_t i>
 attn_decode_sm90_kernarg constants(const Problem& p, int64_t rows, const decode::Shape& shape) {
   attn_decode_sm90_kernarg kernarg = decode::constants<variants[i].tile, true>(p, rows, shape);
   kernarg.a.head_dim = mla::rope;
+  if constexpr (has_codes(variants[i].rows))
+    for (int32_t n = 0; n < p.num_segments; ++n) {
+      const Segment& s = p.segment[n];
+      const attn_strides bytes = {dtype_bytes(s.k_type, s.k_stride.batch),
+                                  dtype_bytes(s.k_type, s.k_stride.seq),
+                                  dtype_bytes(s.k_type, s.k_stride.head)};
+      set(kernarg.a.segment[n].v_stride, bytes);
+      if (s.k_type == ATTN_F8_E4M3FN_TOKEN)
+        kernarg.a.segment[n].k_scales = decode::key_scales(s.k_scale_stride);
+    }
   return kernarg;
 }
 
@@ -53,6 +75,7 @@ void add_launch(const Problem& p, const decode::Shape& shape, int threads, int s
   constexpr DecodeTile tile = variant.tile;
   std::vector<TensorMap> maps;
   for (const attn_segment& s : p.segment) {
+    if (has_codes(variant.rows)) break;
     const Extents size = extents(p, s);
     for (const int columns : {mla::rope, variant.latent()})
       maps.push_back(tensor_map(2, columns, size.rows, p.heads_kv, size.batch, s.k_stride,
@@ -99,7 +122,7 @@ Status many_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   constexpr DecodeTile tile = variant.tile;
   static_assert(tile.rows() == mla::tile_rows && variant.latent() == mla::latent_columns);
   const int64_t rows = decode::rows_of<false>(p, tile);
-  ATTN_TRY(check_latent(p, rows, device, tile, variant.by_rows));
+  ATTN_TRY(check_latent(p, rows, device, tile, variant.rows));
   if (device.shared_bytes_max < mla::many_shared_bytes)
     return unsupported("the device has ", device.shared_bytes_max,
                        " bytes of shared memory; accepted: from ", mla::many_shared_bytes, " on");
@@ -133,13 +156,23 @@ Status many_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   return {};
 }
 
+constexpr uint32_t kv_types(const mla::Variant& variant) {
+  switch (variant.rows) {
+    case Rows::mla_656:
+      return type_bit(ATTN_MLA_656);
+    case Rows::e4m3:
+      return type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E4M3FN_TOKEN);
+    default:
+      return type_bit(attn_dtype(variant.type));
+  }
+}
 constexpr Limits limits(const mla::Variant& variant) {
   const DecodeTile& tile = variant.tile;
   const uint32_t type = type_bit(attn_dtype(variant.type));
   const int64_t rows = tile.tiled ? INT32_MAX : tile.rows();
   Limits limits = {
       .in_types = type,
-      .kv_types = type,
+      .kv_types = kv_types(variant),
       .out_types = float_types,
       .flags = ATTN_CAUSAL | ATTN_SINKS,
       .features = feature_packed_kv | feature_seqlens | feature_paged_kv | feature_v_in_k,
@@ -152,10 +185,12 @@ constexpr Limits limits(const mla::Variant& variant) {
     limits.flags |= forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT;
     limits.features |= forward_features | feature_segments | feature_softcap | feature_tree |
                        feature_fixed_split | feature_kv_begin;
-  } else if (variant.by_rows) {
+  } else if (variant.rows == Rows::one_by_one) {
     limits.demanded_features |= feature_paged_kv;
-  } else {
+  } else if (variant.rows == Rows::boxes) {
     limits.page_size.multiple = decode::unit_keys;
+  } else if (variant.rows == Rows::e4m3) {
+    limits.features |= kv_descale_features;
   }
   return limits;
 }
@@ -165,7 +200,10 @@ constexpr Kernel row(const mla::Variant& variant, MakeRecipe recipe) {
           .op = Op::forward,
           .backend = ATTN_BACKEND_CUDA,
           .limits = limits(variant),
-          .numerics = {.weights = attn_dtype(variant.type), .lag = 8, .keys = decode::unit_keys},
+          .numerics = {.weights = attn_dtype(variant.type),
+                       .lag = 8,
+                       .keys = decode::unit_keys,
+                       .rounds_kv = has_codes(variant.rows)},
           .recipe = recipe,
           .first_images = {variant.tile.swapped ? nullptr : merge_image}};
 }

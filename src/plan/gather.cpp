@@ -107,6 +107,8 @@ Status attend_to_slots(const Problem& p, const GatherShape& shape, const SlotsSh
   ATTN_TRY(choose_attention(p, shape, count, segments, choose, to));
   if (std::string_view(to->choice.kernel->name).starts_with("fwd_"))
     return unsupported("a kernel of many queries");
+  if (to->choice.kernel->composed != Composed::no)
+    return unsupported("a kernel that copies the keys");
   return {};
 }
 
@@ -234,6 +236,8 @@ Status compose_lists(const Problem& p, const Machine&, const ChoosePart& choose,
           .sinks = {.bytes = first_head * int64_t{sizeof(float)}}});
     }
   if (orders_lse) to.add(gather_lse_step(p, shape, lse), "order of lse", true);
+  if (shape.by_sequence && p.num_segments == 1 && p.segment[0].v_in_k)
+    choice->recipe.passed_over = "for rows that need no copy";
   return {};
 }
 

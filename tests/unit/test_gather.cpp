@@ -139,7 +139,7 @@ TEST_CASE("gather: packed queries without lists take one pass") {
 
 TEST_CASE("gather: copies of many queries in passes of a GiB") {
   Setup s(1, 4096, 128);
-  s.segment.k_type = ATTN_MLA_656;
+  s.segment.k_type = ATTN_F8_E4M3FN;
   const Chosen c = on_hopper(s);
   REQUIRE(c.name() == "lists_cuda");
   CHECK(c.copies());
@@ -169,6 +169,11 @@ TEST_CASE("gather: when keys are copied") {
   Setup s(2, 1, 64);
   CHECK(!copies(s));
   s.segment.k_type = ATTN_F8_E4M3FN;
+  CHECK(copies(s));
+  s.segment.k_type = ATTN_MLA_656;
+  CHECK(!copies(s));
+  CHECK(on_hopper(s).attends_by() == "mla_sm90_bf16_d576_r64_656");
+  s.problem.softcap = 1;
   CHECK(copies(s));
   // Pages that are no whole number of rows apart.
   s = Setup(2, 1, 64);
@@ -223,6 +228,10 @@ TEST_CASE("gather: without lists sequences are copied once for all their queries
   s.segment.list_size = 0;
   CHECK(on_hopper(s).name() == "mla_sm90_bf16_d576_r64");  // which needs no copy
   s.segment.k_type = ATTN_MLA_656;
+  CHECK(on_hopper(s).name() == "mla_sm90_bf16_d576_r64_656");  // nor this
+  s.segment.k_type = ATTN_F8_E4M3FN;
+  CHECK(on_hopper(s).name() == "mla_sm90_bf16_d576_r64_e4m3");
+  s.problem.softcap = 1;  // which neither of these takes
   const Chosen c = on_hopper(s);
   REQUIRE(c.name() == "lists_cuda");
   CHECK(c.attends().batch == 4);
@@ -264,7 +273,7 @@ TEST_CASE("gather: what is declined") {
   s = Setup(1, 1, 16);
   s.segment.list_size = 4 << 20;
   CHECK(on_hopper(s).name() == "lists_cuda");  // tables of them are small
-  s.segment.k_type = ATTN_MLA_656;
+  s.segment.k_type = ATTN_F8_E4M3FN;
   CHECK(has(on_hopper(s, "lists_cuda").name(), "the keys of a query take a workspace of"));
   s = Setup(2, 1, 16);
   s.segment.layout = ATTN_PADDED;
@@ -292,7 +301,7 @@ TEST_CASE("gather: attn_explain names the parts") {
             R"("parts":[{"kernel":"list_slots_cuda","computes":"places of keys"},)"
             R"({"kernel":"mla_sm90_bf16_d576_r64_pages","computes":"attention to the keys where )"
             R"(they are"})"));
-  s.segment.k_type = ATTN_MLA_656;
+  s.segment.k_type = ATTN_F8_E4M3FN;
   REQUIRE(attn_explain_device(&device, &s.problem, text.data(), text.size(), &size) == ATTN_OK);
   CHECK(has(text.data(), R"("parts":[{"kernel":"gather_cuda","computes":"copies of keys"},)"
                          R"({"kernel":"mla_sm90_bf16_d576_r64",)"));

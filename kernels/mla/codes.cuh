@@ -1,0 +1,194 @@
+// Loading of rows of codes for many.cuh. mla_656: 512 codes of e4m3, a float32 scale for each 128
+// of them, 64 rope columns of bf16. e4m3: 576 codes, and a factor for the row or none. Codes come
+// to shared memory as they are, in octets of keys of one warp, which turns them to bf16 when the
+// sums of the unit before the last do not need its place any more:
+//
+//   sums of unit n, keys 0 to 31    | octet 2n + 4 to bf16; octet 2n + 7 asked for
+//   sums of unit n, keys 32 to 63   | octet 2n + 5 to bf16; rope columns of unit n + 3, octet 2n +
+//   8
+//
+// while the matrix unit has the sums of keys 32 to 63, and the scores of unit n + 1.
+#pragma once
+#include "../common/element.cuh"
+#include "../ptx/convert_fp8.h"
+#include "feed.cuh"
+
+namespace attn::mla {
+
+template <Rows rows>
+struct CodesFeed : Feed<rows> {
+  using Base = Feed<rows>;
+  using Base::a, Base::shared, Base::base, Base::which, Base::key_row;
+  using Base::lane, Base::warp, Base::all, Base::key_of;
+  using typename Base::Shared;
+  static constexpr bool scales = rows == Rows::mla_656;
+  static constexpr int scales_at = 512, rope_columns_at = scales ? 528 : 512;  // in a row, bytes
+
+  __device__ __forceinline__ CodesOfWarp& own() const { return shared.of_warp[4 * which + warp()]; }
+  __device__ __forceinline__ unsigned octet_place(unsigned number) const {
+    return base + Shared::octets_at +
+           ((4 * which + warp()) * octet_slots + number % octet_slots) * octet_bytes;
+  }
+  // Of the warps that load this half.
+  __device__ __forceinline__ void meet() const { ptx::barrier_wait<128>(2 + which); }
+
+  __device__ __forceinline__ void begin_codes() {
+    Base::begin();
+    find_unit(0);
+    copy_octet(0);
+    copy_octet(1);
+    copy_rope(0);
+    find_unit(1);
+    copy_octet(2);
+#pragma unroll 1
+    for (unsigned n = 0; n < 2; ++n) {
+      convert_first(n);
+      convert_second(n);
+    }
+  }
+  // Of unit `number`, whose place nobody reads any more: keys 0 to 31.
+  __device__ __forceinline__ void convert_first(unsigned number) {
+    ptx::cp_async_wait<3>();  // groups: octet 2n + 1, rope columns of n + 1, octet 2n + 2
+    convert<0>(number);
+    copy_octet(2 * number + 3);
+    find_unit(number + 2);
+  }
+  __device__ __forceinline__ void convert_second(unsigned number) {
+    ptx::cp_async_wait<2>();  // octets 2n + 2 and 2n + 3
+    convert<1>(number);
+    if (!scales) convert_rope(number);
+    ptx::fence_async_shared();
+    __syncwarp();
+    if (lane() == 0 && number < all()) {
+      ptx::mbarrier_arrive(address(&shared.full_half[which][number % Shared::half_slots]));
+      if (!scales && which == 1)
+        ptx::mbarrier_arrive(address(&shared.full_rope[number % Shared::rope_slots]));
+    }
+    copy_rope(number + 1);
+    copy_octet(2 * number + 4);
+  }
+
+  // Where the keys of the next unit are.
+  __device__ __forceinline__ void find_unit(unsigned number) {
+    if (number >= all()) return;
+    const int row = Base::row_of_unit();
+    Base::describe(number, row);
+    Base::find_key_row(number, row);
+    if (lane() < 16) {
+      own().row[number % 2][lane()] = reinterpret_cast<const char*>(key_row);
+      if (!scales) own().factor[number % 2][lane()] = factor_of(row);
+    }
+    Base::go_on(number);
+    __syncwarp();
+  }
+  // Of the lane's key, which is row `row` of its page or sequence. Null: 1.
+  __device__ __forceinline__ const float* factor_of(int row) const {
+    const attn_decode_segment& s = a.segment[0];
+    if (s.k_type == attn_element_f8_e4m3fn_token)
+      return static_cast<const float*>(s.k_scales.at) + Base::entry * s.k_scales.batch +
+             row * (long long)s.k_scales.seq + Base::h * s.k_scales.head;
+    if (!s.k_descale.at) return nullptr;
+    return device::descale_at(s.k_descale, Base::b, Base::h,
+                              Base::unit * unit_keys + Base::own_key());
+  }
+  // A group of copies: this half's codes and scales of the warp's keys 8 (number % 2) on in unit
+  // number / 2. Of a key that is not there they are zeros.
+  __device__ __forceinline__ void copy_octet(unsigned number) const {
+    if (number / 2 < all()) {
+      const int unit_slot = number / 2 % 2, first = number % 2 * 8;
+      const char* const* const row = own().row[unit_slot] + first;
+      const int odd = lane() / 16, chunk = lane() % 16;
+      // Keys 2i and 2i + 1 in other banks.
+      const unsigned to = octet_place(number) + odd * 256 + (chunk ^ odd * 4) * 16;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const char* const from = row[2 * i + odd];
+        ptx::cp_async_16(to + 512 * i, from + 256 * which + 16 * chunk, from != nullptr);
+      }
+      if (lane() < 8) {
+        const char* const from = row[lane()];
+        float2& scale = own().scale[number % scale_slots][lane()];
+        if constexpr (scales) {
+          if (!from) scale = {0, 0};
+          ptx::cp_async_if<8>(address(&scale), from + scales_at + 8 * which, from != nullptr);
+        } else {
+          const float* const factor = own().factor[unit_slot][first + lane()];
+          if (!from || !factor) scale.x = from ? 1 : 0;
+          ptx::cp_async_if<4>(address(&scale.x), factor, from && factor);
+        }
+      }
+    }
+    ptx::cp_async_commit();
+  }
+  // A group: by the warps of one half for both. Codes come to the second half of their places.
+  __device__ __forceinline__ void copy_rope(unsigned number) const {
+    if (which == 1 && number < all()) {
+      const unsigned slot = number % Shared::rope_slots;
+      wait(shared.empty_rope[slot], number / Shared::rope_slots % 2 ^ 1);
+      const unsigned full = address(&shared.full_rope[slot]), to = Shared::rope_place(base, slot);
+      constexpr int chunks = scales ? 8 : 4;  // of a key
+      const int chunk = lane() % chunks;
+#pragma unroll
+      for (int i = 0; i < chunks / 2; ++i) {
+        const int n = 32 / chunks * i + lane() / chunks;
+        const char* const from = own().row[number % 2][n];
+        ptx::cp_async_16(to + device::chunk_offset<128>(key_of(n), 8 - chunks + chunk),
+                         from + rope_columns_at + 16 * chunk, from != nullptr);
+      }
+      if (scales) Base::arrive(full);
+    }
+    ptx::cp_async_commit();
+  }
+
+  // 16 codes times `by` to chunks 2 * part and the next one of a row that is key % 8 of its lines.
+  static __device__ __forceinline__ void store_codes(unsigned to, int key, int part, float4 codes,
+                                                     float by) {
+    const unsigned word[4] = {__float_as_uint(codes.x), __float_as_uint(codes.y),
+                              __float_as_uint(codes.z), __float_as_uint(codes.w)};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      unsigned pair[4];
+      ptx::f16_of_e4m3_word(word[2 * i], &pair[0], &pair[1]);
+      ptx::f16_of_e4m3_word(word[2 * i + 1], &pair[2], &pair[3]);
+#pragma unroll
+      for (unsigned& x : pair)
+        x = ptx::pack_bf16(ptx::unpack_f16((unsigned short)x) * by,
+                           ptx::unpack_f16((unsigned short)(x >> 16)) * by);
+      ptx::store_shared(to + device::chunk_offset<128>(key, 2 * part + i), pair);
+    }
+  }
+  // Octet 2 * number + second: 4 lanes a key, 16 codes each of one panel after the other.
+  template <int second>
+  __device__ __forceinline__ void convert(unsigned number) const {
+    __syncwarp();
+    if (number < all()) {
+      const unsigned octet = 2 * number + second;
+      const int key = lane() / 4, part = lane() % 4;
+      const unsigned from = octet_place(octet) + key * 256 + part * 16,
+                     to = Shared::half_place(base, which, number % Shared::half_slots) +
+                          key_of(8 * second) * 128;
+      const float2 scale = own().scale[octet % scale_slots][key];
+#pragma unroll
+      for (int panel = 0; panel < half_panels; ++panel)
+        store_codes(to + panel * panel_bytes, key, part,
+                    ptx::load_shared_floats(from + (panel ^ key % 2) * 64),
+                    !scales || panel < 2 ? scale.x : scale.y);
+    }
+    __syncwarp();
+  }
+  // e4m3: the unit's rope columns, in their places.
+  __device__ __forceinline__ void convert_rope(unsigned number) const {
+    if (which == 0 || number >= all()) return;
+    const unsigned to = Shared::rope_place(base, number % Shared::rope_slots);
+    const int key = lane() / 4, part = lane() % 4;
+#pragma unroll
+    for (int second = 0; second < 2; ++second) {
+      const unsigned row = to + key_of(8 * second) * 128;
+      const float4 codes = ptx::load_shared_floats(row + device::chunk_offset<128>(key, 4 + part));
+      __syncwarp();
+      store_codes(row, key, part, codes, own().scale[(2 * number + second) % scale_slots][key].x);
+    }
+  }
+};
+
+}  // namespace attn::mla
