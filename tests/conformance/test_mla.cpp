@@ -435,7 +435,10 @@ ListsAnswer answer(attn_context* on, const Lists& in, const char* kernel) {
   return to;
 }
 
-constexpr const char* rows_of_656 = "mla_sm90_bf16_d576_r64_656";
+constexpr attn_dtype types_of_codes[] = {ATTN_MLA_656, ATTN_F8_E4M3FN, ATTN_F8_E4M3FN_TOKEN};
+const char* kernel_of(attn_dtype type) {
+  return type == ATTN_MLA_656 ? "mla_sm90_bf16_d576_r64_656" : "mla_sm90_bf16_d576_r64_e4m3";
+}
 
 // Of which `least` must be taken, and on a Hopper `least_slots` without copies.
 void check_lists(uint64_t first, uint64_t last, uint64_t least, uint64_t least_slots,
@@ -463,7 +466,8 @@ void check_lists(uint64_t first, uint64_t last, uint64_t least, uint64_t least_s
     slots += got.slots;
     INFO((got.slots ? "places for " : "copies for ") << got.attends);
     CHECK(got.launches >= 2);
-    const bool as_q = in.shape->type == in.p.q_type, codes = in.shape->type == ATTN_MLA_656;
+    const bool as_q = in.shape->type == in.p.q_type,
+               codes = !as_q && in.shape->dim == 576 && in.p.q_type == ATTN_BF16;
     if (!in.by_query || !(as_q || codes)) CHECK(!got.slots);
     // Of latent rows up to 16 heads; more of them, in one segment.
     const int64_t group = in.p.heads_q / in.p.heads_kv;
@@ -477,7 +481,7 @@ void check_lists(uint64_t first, uint64_t last, uint64_t least, uint64_t least_s
     }
     if (hopper && in.by_query && codes) {
       CHECK(got.slots == plain);
-      if (plain) CHECK(got.attends == rows_of_656);
+      if (plain) CHECK(got.attends == kernel_of(in.shape->type));
     }
     if (stand_in()) continue;
     const ListsAnswer want = answer(reference.context, in, nullptr);
@@ -634,10 +638,6 @@ struct RowsOfCodes {
     in.fill_q(draw, 1 / factor, type == ATTN_MLA_656 ? 1 : 1 / factor);
   }
 };
-constexpr attn_dtype types_of_codes[] = {ATTN_MLA_656, ATTN_F8_E4M3FN, ATTN_F8_E4M3FN_TOKEN};
-const char* kernel_of(attn_dtype type) {
-  return type == ATTN_MLA_656 ? rows_of_656 : "mla_sm90_bf16_d576_r64_e4m3";
-}
 
 void check_codes(attn_dtype type, uint64_t first, uint64_t last) {
   Backend& cuda = backend_of(ATTN_BACKEND_CUDA);
