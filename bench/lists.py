@@ -41,7 +41,7 @@ class Cell:
 
     @property
     def row_bytes(self):
-        return 656 if self.rows == "mla_656" else 2 * self.heads_kv * 2 * 128 if self.heads_kv else 2 * (LATENT + ROPE)
+        return 656 if self.rows == "mla_656" else 576 if self.rows == "e4m3" else 2 * self.heads_kv * 2 * 128 if self.heads_kv else 2 * (LATENT + ROPE)
 
     @property
     def dims(self):
@@ -58,6 +58,7 @@ CELLS = [Cell(1, 4096, 65536, 128), Cell(1, 4096, 65536, 64), Cell(1, 4096, 6553
          *(Cell(1, 4096, 65536, heads, rows="mla_656") for heads in (128, 64, 16, 8)),
          *(Cell(64, 1, 32768, heads, rows="mla_656") for heads in (128, 64, 16)), Cell(128, 1, 32768, 128, rows="mla_656"),
          *(Cell(64, 1, 8192, heads, 0, "mla_656") for heads in (8, 16, 64, 128)), Cell(1, 1, 65536, 128, 0, "mla_656"),
+         Cell(64, 1, 8192, 16, 0, "e4m3"), Cell(64, 1, 32768, 64, rows="e4m3"),
          Cell(64, 1, 8192, 32, heads_kv=8), Cell(64, 1, 8192, 32, heads_kv=8, list_heads=8)]
 
 
@@ -74,6 +75,8 @@ def inputs_of(torch, cell):
 
     def cache():
         x = torch.randn(pages, PAGE, heads_kv, dim, device="cuda", generator=generator, dtype=torch.bfloat16)
+        if cell.rows == "e4m3":
+            return x.to(torch.float8_e4m3fn)
         if cell.rows != "mla_656":
             return x
         raw = torch.empty(pages, PAGE, 656, device="cuda", dtype=torch.uint8)
@@ -94,6 +97,8 @@ def expected(torch, cell, q, k, v, table, lists, b, i):
     if cell.rows == "mla_656":
         raw = k[table[b].long()].view(-1, 656)
         rows = torch.cat([raw[:, :512].view(torch.float8_e4m3fn).double(), raw[:, 528:].contiguous().view(torch.bfloat16).double()], 1)[:, None]
+    elif cell.rows == "e4m3":
+        rows = k.view(torch.uint8)[table[b].long()].view(torch.float8_e4m3fn).double().view(-1, 1, dim)
     else:
         rows = k[table[b].long()].view(-1, cell.heads_kv or 1, dim)
     values = rows[..., :dim_v] if v is None else v[table[b].long()].view(-1, cell.heads_kv, dim_v)
@@ -116,7 +121,7 @@ def calls_of(torch, library, kernel, cell, inputs, named):
     class ListArgs(SegmentArgs):
         _fields_ = [("list", c.c_void_p), ("list_lengths", c.c_void_p)]
     q, ks, vs, table, lengths, lists = inputs
-    kind = MLA_656 if cell.rows == "mla_656" else TYPE_OF[torch.bfloat16]
+    kind = MLA_656 if cell.rows == "mla_656" else TYPE_OF[ks[0].dtype]
     segment = make(ListSegment, k_type=kind, v_type=kind if cell.heads_kv else 0, layout=2, num_pages=ks[0].shape[0], page_size=PAGE,
                    max_pages=table.shape[1], has_seqlens=1, v_in_k=not cell.heads_kv, list_size=cell.size,
                    list_heads=cell.list_heads if cell.size else 0)
