@@ -39,12 +39,29 @@ struct PartRecord {
 // Rows of codes on their way, of a warp that loads: see codes.cuh.
 constexpr int octet_slots = 3, octet_bytes = 8 * 256;
 constexpr int scale_slots = 4;  // of octets
-struct CodesOfWarp {
-  float2 scale[scale_slots][8];  // of a key: of 128 codes each
-  const char* row[2][16];        // of a unit's keys; null: there is no key
-  const float* factor[2][16];    // e4m3: that of the key's row
+constexpr int found_units = 3;  // whose keys are asked for
+// Where a warp that looks for keys is: there are few registers for it.
+struct Walk {
+  int b, tile, unit, length, row0;
+  unsigned part;
 };
-struct NoCodes {};
+struct Finding {
+  Walk walk[8];
+  int entry[8][64];  // of a warp's next unit, each key's in the block table
+};
+template <Rows rows>
+struct Codes {};
+template <>
+struct Codes<Rows::mla_656> : Finding {
+  float2 scale[8][scale_slots][8];      // of the octets of each warp: of a key's 128 codes each
+  const char* row[2][found_units][64];  // for each half, of a unit's keys; null: there is no key
+};
+template <>
+struct Codes<Rows::e4m3> : Finding {
+  float scale[8][scale_slots][8];
+  const char* row[2][found_units][64];
+  int factor[2][found_units][64];  // of a row: its place in the array of factors
+};
 
 // What shared memory has, for units that come as `rows`. Codes need places of their own, and with
 // three places for rope columns these come as early as codes.
@@ -62,7 +79,7 @@ struct ManyShared {
   float factor[rope_slots][64];                // of sums so far
   float2 stats[stat_places][64];               // of a part: reference and sum of the weights
   Found found;
-  std::conditional_t<codes, CodesOfWarp[8], NoCodes> of_warp;
+  Codes<rows> of_codes;
 
   // Where panels are, from the beginning of shared memory.
   static constexpr int q_at = codes ? 11 << 10 : 3 << 10;  // the last latent panel, the rope
@@ -107,7 +124,7 @@ struct Feed {
   using Shared = ManyShared<rows>;
   static constexpr bool boxes = rows == Rows::boxes;
   const attn_decode_kernarg& a;
-  const decode::Maps& maps;
+  const decode::Maps* const maps;  // of boxes
   Shared& shared;
   const unsigned base;
   const int which;
@@ -119,7 +136,7 @@ struct Feed {
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
   static __device__ __forceinline__ int warp() { return threadIdx.x / 32 % 4; }
   static __device__ __forceinline__ bool leads() {
-    return (boxes ? threadIdx.x % 32 : threadIdx.x % 128) == 0;
+    return (rows == Rows::one_by_one ? threadIdx.x % 128 : threadIdx.x % 32) == 0;
   }
 
   // Units of the block.
@@ -143,11 +160,8 @@ struct Feed {
     entry = page < s.max_pages ? s.block_table[b * (long long)s.max_pages + page] : -1;
     if (unsigned(entry) >= unsigned(s.num_pages)) entry = s.num_pages;  // zeros come from there
   }
-  // Number n of the warp's 16 keys in a unit. Of codes these are two octets.
-  static __device__ __forceinline__ int key_of(int n) {
-    return has_codes(rows) ? n / 8 * 32 + 8 * warp() + n % 8 : 16 * warp() + n;
-  }
-  static __device__ __forceinline__ int own_key() { return boxes ? 0 : key_of(lane() % 16); }
+  // Row by row: the lane's, in its unit.
+  static __device__ __forceinline__ int own_key() { return boxes ? 0 : 16 * warp() + lane() % 16; }
   __device__ __forceinline__ int row_of_unit() const {
     const attn_decode_segment& s = a.segment[0];
     const int key = unit * unit_keys + own_key();
@@ -159,8 +173,8 @@ struct Feed {
     const int row = row_of_unit();
 #pragma unroll
     for (int i = 0; i < half_panels; ++i)
-      ptx::tma_prefetch(&maps[0].v, 64 * (half_panels * which + i), row, h, entry);
-    if (which == 1) ptx::tma_prefetch(&maps[0].k, 0, row, h, entry);
+      ptx::tma_prefetch(&maps[0][0].v, 64 * (half_panels * which + i), row, h, entry);
+    if (which == 1) ptx::tma_prefetch(&maps[0][0].k, 0, row, h, entry);
   }
   // The half of the next unit, which has this number in the block, if there is one.
   __device__ __forceinline__ void load_half(unsigned number, const Place& half) {
@@ -175,7 +189,7 @@ struct Feed {
       ptx::mbarrier_arrive_expect_if(full, half_bytes, leads());
 #pragma unroll
       for (int i = 0; i < half_panels; ++i)
-        ptx::tma_load_if(to + i * panel_bytes, &maps[0].v, full, 64 * (half_panels * which + i),
+        ptx::tma_load_if(to + i * panel_bytes, &maps[0][0].v, full, 64 * (half_panels * which + i),
                          row, h, entry, leads());
     } else {
       find_key_row(number, row);
@@ -222,15 +236,14 @@ struct Feed {
         first + unit_keys + a.seqlen_q > length ? part_of(a, b, tile, length, 0, 0).end : length;
     const bool there =
         first + own_key() < end && !(s.block_table && unsigned(entry) >= unsigned(s.num_pages));
-    constexpr int bytes = has_codes(rows) ? 1 : 2;  // that strides count
     key_row = there ? reinterpret_cast<unsigned long long>(s.v) +
-                          bytes * (entry * s.v_stride[0] + row * s.v_stride[1] + h * s.v_stride[2])
+                          2 * (entry * s.v_stride[0] + row * s.v_stride[1] + h * s.v_stride[2])
                     : 0;
     if (which == 0) return;
     const unsigned valid = __ballot_sync(0xffffffff, there);
-    if (lane() % 8 == 0 && lane() < 16)
-      shared.valid[number % records][key_of(lane()) / 8] = (unsigned char)(valid >> lane());
-    if (has_codes(rows)) return;
+    if (lane() == 0)
+      reinterpret_cast<unsigned short*>(shared.valid[number % records])[warp()] =
+          (unsigned short)valid;
     // Its rope columns are asked for a unit later, and have less time then.
     if (there && lane() < 16)
       ptx::prefetch_l2(reinterpret_cast<const char*>(key_row) + 2 * latent_columns);
@@ -279,7 +292,7 @@ struct Feed {
       const UnitRecord of = shared.unit[number % records];
       const int h = shared.part[(of.word >> 8) % records].at.h;
       ptx::mbarrier_arrive_expect_if(full, panel_bytes, leads());
-      ptx::tma_load_if(to, &maps[0].k, full, 0, of.row, h, of.entry, leads());
+      ptx::tma_load_if(to, &maps[0][0].k, full, 0, of.row, h, of.entry, leads());
     }
   }
 };

@@ -236,7 +236,7 @@ struct Sums {
   static __device__ __forceinline__ int warp() { return threadIdx.x / 32 % 4; }
   static __device__ __forceinline__ int row(int i) { return 16 * warp() + lane() / 4 + 8 * i; }
 
-  __device__ __forceinline__ void run(const decode::Maps& maps) {
+  __device__ __forceinline__ void run(const decode::Maps* maps) {
     float o[128];
     Feeding feed{a, maps, shared, base, which};
     const bool loads = !boxes || __shfl_sync(0xffffffff, threadIdx.x / 32, 0) % 4 == 0;
@@ -349,12 +349,11 @@ struct Sums {
 };
 
 template <int type, Rows rows>
-__device__ __forceinline__ void many(const attn_decode_sm90_kernarg& kernarg) {
+__device__ __forceinline__ void many(const attn_decode_kernarg& a, const decode::Maps* maps) {
   using Shared = ManyShared<rows>;
   static_assert(sizeof(Shared) <= Shared::q_at && Shared::bytes == many_shared_bytes);
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   Shared& shared = *reinterpret_cast<Shared*>(shared_memory);
-  const attn_decode_kernarg& a = kernarg.a;
   const unsigned base = address(shared_memory);
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) {
@@ -370,8 +369,8 @@ __device__ __forceinline__ void many(const attn_decode_sm90_kernarg& kernarg) {
       ptx::mbarrier_init(address(&shared.weighed[i]), 4);
     }
     if (rows == Rows::boxes) {
-      ptx::tma_prefetch_map(&kernarg.map[0].k);
-      ptx::tma_prefetch_map(&kernarg.map[0].v);
+      ptx::tma_prefetch_map(&maps[0][0].k);
+      ptx::tma_prefetch_map(&maps[0][0].v);
     }
   }
   ptx::mbarrier_init_fence();
@@ -395,16 +394,31 @@ __device__ __forceinline__ void many(const attn_decode_sm90_kernarg& kernarg) {
     Scores<type, rows>{a, shared, base}.run();
   } else {
     ptx::registers_shrink<160>();
-    Sums<type, rows>{a, shared, base, warp / 4 - 1}.run(kernarg.map);
+    Sums<type, rows>{a, shared, base, warp / 4 - 1}.run(maps);
   }
+}
+
+__device__ __forceinline__ const attn_decode_kernarg& common(const attn_decode_sm90_kernarg& a) {
+  return a.a;
+}
+__device__ __forceinline__ const attn_decode_kernarg& common(const attn_decode_kernarg& a) {
+  return a;
+}
+__device__ __forceinline__ const decode::Maps* maps_of(const attn_decode_sm90_kernarg& a) {
+  return &a.map;
+}
+__device__ __forceinline__ const decode::Maps* maps_of(const attn_decode_kernarg&) {
+  return nullptr;
 }
 
 }  // namespace attn::mla
 
-#define ATTN_MLA_MANY(NAME)                                                          \
-  constexpr attn::mla::Variant NAME##_variant =                                      \
-      attn::mla::many_variants[attn::find_variant(attn::mla::many_variants, #NAME)]; \
-  extern "C" __global__ void __launch_bounds__(attn::mla::many_threads, 1)           \
-      NAME(const __grid_constant__ attn_decode_sm90_kernarg a) {                     \
-    attn::mla::many<NAME##_variant.type, NAME##_variant.rows>(a);                    \
+#define ATTN_MLA_MANY(NAME)                                                                     \
+  constexpr attn::mla::Variant NAME##_variant =                                                 \
+      attn::mla::many_variants[attn::find_variant(attn::mla::many_variants, #NAME)];            \
+  extern "C" __global__ void __launch_bounds__(attn::mla::many_threads, 1) NAME(                \
+      const __grid_constant__ attn::decode::Kernarg<!attn::mla::has_codes(NAME##_variant.rows)> \
+          kernarg) {                                                                            \
+    attn::mla::many<NAME##_variant.type, NAME##_variant.rows>(attn::mla::common(kernarg),       \
+                                                              attn::mla::maps_of(kernarg));     \
   }

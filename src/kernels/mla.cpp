@@ -22,20 +22,35 @@ void patch(const Problem& p, const Args& args, void* workspace, attn_decode_sm90
   for (int32_t n = 0; n < p.num_segments; ++n) {
     attn_decode_segment& s = kernarg.a.segment[n];
     s.v = s.k;
-    if (p.segment[n].k_type == ATTN_F8_E4M3FN_TOKEN) s.k_scales.at = args.segment[n].k_scale;
-    if constexpr (has_codes(variants[i].rows)) continue;
     if (s.v) s.k = static_cast<const char*>(s.v) + 2 * variants[i].latent();
     *map_base++ = s.k;
     *map_base++ = s.v;
   }
 }
 
-// Of f8_e4m3fn_token.
-Status check_scales(const Segment& s) {
+void patch_codes(const Problem& p, const Args& args, void* workspace, attn_decode_kernarg& a) {
+  decode::patch<false>(p, args, workspace, a);
+  for (int32_t n = 0; n < p.num_segments; ++n) {
+    attn_decode_segment& s = a.segment[n];
+    s.v = s.k;
+    if (p.segment[n].k_type == ATTN_F8_E4M3FN_TOKEN) s.k_scales.at = args.segment[n].k_scale;
+  }
+}
+template <const auto& variants, size_t i>
+constexpr bool by_engine = !has_codes(variants[i].rows);
+template <const auto& variants, size_t i>
+using Kernarg = decode::Kernarg<by_engine<variants, i>>;
+
+// Places of scales of f8_e4m3fn_token are numbers of 31 bits.
+Status check_scales(const Problem& p, const Segment& s) {
+  if (s.k_type != ATTN_F8_E4M3FN_TOKEN) return {};
+  const Extents size = extents(p, s);
   const attn_strides& stride = s.k_scale_stride;
-  if (s.k_type != ATTN_F8_E4M3FN_TOKEN || std::max(stride.seq, stride.head) <= INT32_MAX) return {};
-  return unsupported("scales of tokens and heads are ", stride.seq, " and ", stride.head,
-                     " apart; accepted: up to ", INT32_MAX);
+  const double last = double(size.batch) * double(stride.batch) +
+                      double(size.rows) * double(stride.seq) +
+                      double(p.heads_kv) * double(stride.head);
+  if (last <= INT32_MAX) return {};
+  return unsupported("k_scale has ", last, " places; accepted: up to ", INT32_MAX);
 }
 
 Status check_latent(const Problem& p, int64_t rows, const DeviceInfo& device,
@@ -45,24 +60,25 @@ Status check_latent(const Problem& p, int64_t rows, const DeviceInfo& device,
       return unsupported("segments[", n, "].v_in_k is 0; accepted: 1 in all segments");
   if (by == Rows::boxes) return decode::check(p, rows, device, tile, true);
   ATTN_TRY(decode::check(p, rows, device, tile, false));
-  if (has_codes(by)) return check_scales(p.segment[0]);
+  if (has_codes(by)) return check_scales(p, p.segment[0]);
   ATTN_TRY(check_copy_engine(device));  // the maps are there, and not used
   return check_copied(p, p.segment[0]);
 }
 
 template <const auto& variants, size_t i>
-attn_decode_sm90_kernarg constants(const Problem& p, int64_t rows, const decode::Shape& shape) {
-  attn_decode_sm90_kernarg kernarg = decode::constants<variants[i].tile, true>(p, rows, shape);
-  kernarg.a.head_dim = mla::rope;
-  if constexpr (has_codes(variants[i].rows))
+Kernarg<variants, i> constants(const Problem& p, int64_t rows, const decode::Shape& shape) {
+  auto kernarg = decode::constants<variants[i].tile, by_engine<variants, i>>(p, rows, shape);
+  attn_decode_kernarg& a = decode::common(kernarg);
+  a.head_dim = mla::rope;
+  if (!by_engine<variants, i>)
     for (int32_t n = 0; n < p.num_segments; ++n) {
       const Segment& s = p.segment[n];
       const attn_strides bytes = {dtype_bytes(s.k_type, s.k_stride.batch),
                                   dtype_bytes(s.k_type, s.k_stride.seq),
                                   dtype_bytes(s.k_type, s.k_stride.head)};
-      set(kernarg.a.segment[n].v_stride, bytes);
+      set(a.segment[n].v_stride, bytes);
       if (s.k_type == ATTN_F8_E4M3FN_TOKEN)
-        kernarg.a.segment[n].k_scales = decode::key_scales(s.k_scale_stride);
+        a.segment[n].k_scales = decode::key_scales(s.k_scale_stride);
     }
   return kernarg;
 }
@@ -70,17 +86,22 @@ attn_decode_sm90_kernarg constants(const Problem& p, int64_t rows, const decode:
 // Adds the launch of a kernel mla_*, which begins the recipe's workspace.
 template <const auto& variants, size_t i>
 void add_launch(const Problem& p, const decode::Shape& shape, int threads, int shared_bytes,
-                const attn_decode_sm90_kernarg& kernarg, Recipe* recipe) {
+                const Kernarg<variants, i>& kernarg, Recipe* recipe) {
   constexpr const mla::Variant& variant = variants[i];
   constexpr DecodeTile tile = variant.tile;
   std::vector<TensorMap> maps;
   for (const attn_segment& s : p.segment) {
-    if (has_codes(variant.rows)) break;
+    if (!by_engine<variants, i>) break;
     const Extents size = extents(p, s);
     for (const int columns : {mla::rope, variant.latent()})
       maps.push_back(tensor_map(2, columns, size.rows, p.heads_kv, size.batch, s.k_stride,
                                 decode::panel_pitch / 2, decode::box_keys(s)));
   }
+  Arguments arguments;
+  if constexpr (by_engine<variants, i>)
+    arguments = arguments_of<patch<variants, i>>(kernarg);
+  else
+    arguments = arguments_of<patch_codes>(kernarg);
   recipe->workspace = size_t(decode::workspace_of(shape.slots, tile).bytes);
   recipe->steps.push_back({
       .image = variant.name,
@@ -90,7 +111,7 @@ void add_launch(const Problem& p, const decode::Shape& shape, int threads, int s
                  .block = {uint32_t(threads), 1, 1},
                  .shared_bytes = uint32_t(shared_bytes),
                  .starts_early = true},
-      .arguments = arguments_of<patch<variants, i>>(kernarg),
+      .arguments = std::move(arguments),
       .maps = std::move(maps),
   });
 }
@@ -109,7 +130,7 @@ Status few_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
     recipe->passed_over =
         join("for ", rows, " rows, seqlen_q * heads_q / heads_kv, more than ", decode::group_rows);
   const decode::Shape shape = decode::shape_of(p, rows, device, tile, false);
-  const attn_decode_sm90_kernarg kernarg = constants<variants, i>(p, rows, shape);
+  const Kernarg<variants, i> kernarg = constants<variants, i>(p, rows, shape);
   add_launch<variants, i>(p, shape, tile.threads() - 32 * (tile.loaders() - kernarg.a.loaders),
                           tile.merge_bytes() + shape.stages * shape.stage_bytes, kernarg, recipe);
   return {};
@@ -133,17 +154,17 @@ Status many_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   decode::Shape shape;
   shape.blocks = columns * (tiles > columns ? 1 : of_column);
   shape.slots = 2 * shape.blocks;
-  attn_decode_sm90_kernarg kernarg = constants<variants, i>(p, rows, shape);
-  kernarg.a.columns = int(columns);
-  kernarg.a.splits = int(shape.blocks / columns);
+  Kernarg<variants, i> kernarg = constants<variants, i>(p, rows, shape);
+  attn_decode_kernarg& a = decode::common(kernarg);
+  a.columns = int(columns);
+  a.splits = int(shape.blocks / columns);
   add_launch<variants, i>(p, shape, mla::many_threads, mla::many_shared_bytes, kernarg, recipe);
   if (shape.blocks == columns) return {};
   // Enough blocks for the device, of not more rows than that takes. A block of a column leaves at
   // most one row tile to others.
   const int64_t tile_rows = std::min<int64_t>(rows, mla::tile_rows),
-                merged = tiles * (mla::merges_by_block(p.batch, kernarg.a.splits) ? kernarg.a.splits
-                                                                                  : p.batch);
-  attn_decode_kernarg merge = kernarg.a;
+                merged = tiles * (mla::merges_by_block(p.batch, a.splits) ? a.splits : p.batch);
+  attn_decode_kernarg merge = a;
   merge.rows_taken = int(std::clamp<int64_t>(merged * tile_rows / (8 * most), 1, tile_rows));
   recipe->steps.push_back({
       .image = merge_image,
