@@ -167,15 +167,6 @@ struct Feed {
     const int key = unit * unit_keys + own_key();
     return s.block_table ? decode::slot_of(s, key) : row0 + key;
   }
-  // The next unit to L2: its rope columns have little time once there is a place for them.
-  __device__ __forceinline__ void prefetch() const {
-    if (!boxes || !leads()) return;
-    const int row = row_of_unit();
-#pragma unroll
-    for (int i = 0; i < half_panels; ++i)
-      ptx::tma_prefetch(&maps[0][0].v, 64 * (half_panels * which + i), row, h, entry);
-    if (which == 1) ptx::tma_prefetch(&maps[0][0].k, 0, row, h, entry);
-  }
   // The half of the next unit, which has this number in the block, if there is one.
   __device__ __forceinline__ void load_half(unsigned number, const Place& half) {
     if (number >= all()) return;
@@ -191,6 +182,9 @@ struct Feed {
       for (int i = 0; i < half_panels; ++i)
         ptx::tma_load_if(to + i * panel_bytes, &maps[0][0].v, full, 64 * (half_panels * which + i),
                          row, h, entry, leads());
+      // The rope columns have little time once there is a place for them. Not the latent ones: the
+      // copy engine takes as long to ask for what goes to L2 as for a load.
+      if (which == 1 && leads()) ptx::tma_prefetch(&maps[0][0].k, 0, row, h, entry);
     } else {
       find_key_row(number, row);
       copy_half(to, full);
@@ -223,7 +217,6 @@ struct Feed {
       begin_sequence();
     }
     look_up();
-    prefetch();
     __syncwarp();
   }
   // row: of the lane's key in its page.

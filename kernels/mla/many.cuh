@@ -295,10 +295,9 @@ struct Sums {
         feed.meet();
         feed.convert_second(n + 2);
       } else if (loads) {
-        // Row by row copies arrive in their order.
-        if (!boxes && which == 1) feed.load_rope(n + Shared::rope_slots, rope_slot);
+        // These rope columns are needed first, and copies arrive in their order.
+        if (which == 1) feed.load_rope(n + Shared::rope_slots, rope_slot);
         feed.load_half(n + Shared::half_slots, half);
-        if (boxes && which == 1) feed.load_rope(n + Shared::rope_slots, rope_slot);
       }
       if (word & ends_part) store(o, part, stat_place(word));
       if (word & ends_block) return;

@@ -1,7 +1,9 @@
 //# architectures sm_90a
-// Adds up the parts of row tiles that several blocks of mla_*_r64 shared, in their order. Block x,
-// y: rows y * rows_taken and on of a row tile of column x % columns: that of sequence x / columns,
-// or (merges_by_block) what block x / columns of the column began and others went on with.
+// Adds up the parts of row tiles that several blocks of mla_*_r64 shared, in a fixed order. Block
+// x, y, z: columns 128 z and on of rows y * rows_taken and on of a row tile of column x % columns:
+// that of sequence x / columns, or (merges_by_block) what block x / columns of the column began and
+// others went on with. A warp has a row; or, if rows_taken is 1, all have one row and each every
+// eighth part of it.
 #include "../decode/load.cuh"
 #include "../ptx/grid.h"
 #include "parts.cuh"
@@ -9,7 +11,14 @@
 using namespace attn;
 using namespace attn::mla;
 
-extern "C" __global__ void __launch_bounds__(merge_threads, 8)
+// What warps leave that share a row.
+struct MergeShared {
+  float4 sums[merge_warps][merge_columns / 4];
+  float sum[merge_warps];
+};
+static_assert(sizeof(MergeShared) == merge_shared_bytes);
+
+extern "C" __global__ void __launch_bounds__(32 * merge_warps, 4)
     mla_merge_sm90(const __grid_constant__ attn_decode_kernarg a) {
   ptx::grid_let_next_start();
   ptx::grid_wait();
@@ -34,41 +43,48 @@ extern "C" __global__ void __launch_bounds__(merge_threads, 8)
   const Parts parts(a, share, before, units_of(keys));
   if (parts.count == 1) return;
   const Head at = {b, column / a.row_tiles, column % a.row_tiles * tile_rows, a.seqlen_q, keys, 0};
-  const int used = min(a.seqlen_q * a.group - at.first_row, tile_rows), lane = threadIdx.x % 32;
-  const int end = min(int(blockIdx.y + 1) * a.rows_taken, used);
+  const int used = min(a.seqlen_q * a.group - at.first_row, tile_rows);
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  const int first_column = merge_columns * blockIdx.z + 4 * lane;
+  const bool together = a.rows_taken == 1;
+  const int first_row = blockIdx.y * a.rows_taken, end = min(first_row + a.rows_taken, used);
+  // Of warps that are together. Static shared memory would keep all blocks from starting early.
+  extern __shared__ MergeShared shared[];
 #pragma unroll 1
-  for (int r = blockIdx.y * a.rows_taken; r < end; ++r) {
-    // Lane l has the stats of part i0 + l.
-    const auto stats_of = [&](unsigned i) {
-      return i < parts.count ? __ldcg(parts.stats(parts.slot(i, column), r)) : make_float2(0, 0);
-    };
+  for (int r = together ? first_row : first_row + warp; r < end; r += together ? 1 : merge_warps) {
+    // Of the warp's parts, `first`, first + step and so on.
+    const unsigned first = together ? warp : 0, step = together ? merge_warps : 1;
     float most = -device::infinity();
-#pragma unroll 1
+#pragma unroll 4
     for (unsigned i = lane; i < parts.count; i += 32) {
-      const float2 of = stats_of(i);
+      const float2 of = __ldcg(parts.stats(parts.slot(i, column), r));
       if (of.y != 0) most = fmaxf(most, of.x);
     }
 #pragma unroll
-    for (int step = 1; step < 32; step *= 2)
-      most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, step));
+    for (int distance = 1; distance < 32; distance *= 2)
+      most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, distance));
     float sum = 0;
     float4 o = {0, 0, 0, 0};
 #pragma unroll 1
-    for (unsigned i0 = 0; i0 < parts.count; i0 += 32) {
-      const float2 of = stats_of(i0 + lane);
+    for (unsigned i0 = first; i0 < parts.count; i0 += 32 * step) {
+      // Lane l has the stats of part i0 + l * step.
+      const unsigned own_part = i0 + lane * step;
+      const float2 of = own_part < parts.count
+                            ? __ldcg(parts.stats(parts.slot(own_part, column), r))
+                            : make_float2(0, 0);
       // -1: does not count. Parts of nothing but NaN, which maxima pass over, count as they are.
       const float own = of.y == 0 ? -1 : most == -device::infinity() ? 1 : ptx::ex2(of.x - most);
-      const int n = min(int(parts.count - i0), 32);
+      const int n = min(int((parts.count - i0 + step - 1) / step), 32);
       constexpr int at_once = 8;
 #pragma unroll 1
       for (int j = 0; j < n; j += at_once) {
         float4 x[at_once];
 #pragma unroll
         for (int k = 0; k < at_once; ++k)
-          x[k] = j + k < n ? __ldcg(reinterpret_cast<const float4*>(
-                                        parts.sums(parts.slot(i0 + j + k, column), r)) +
-                                    threadIdx.x)
-                           : float4{0, 0, 0, 0};
+          x[k] = j + k < n
+                     ? __ldcg(reinterpret_cast<const float4*>(
+                           parts.sums(parts.slot(i0 + (j + k) * step, column), r) + first_column))
+                     : float4{0, 0, 0, 0};
 #pragma unroll
         for (int k = 0; k < at_once; ++k) {
           const float factor = __shfl_sync(0xffffffff, own, (j + k) % 32),
@@ -80,9 +96,21 @@ extern "C" __global__ void __launch_bounds__(merge_threads, 8)
         }
       }
     }
+    if (together) {
+      shared->sums[warp][lane] = o;
+      if (lane == 0) shared->sum[warp] = sum;
+      __syncthreads();
+      if (warp != 0) return;
+#pragma unroll
+      for (int w = 1; w < merge_warps; ++w) {
+        const float4 x = shared->sums[w][lane];
+        o.x += x.x, o.y += x.y, o.z += x.z, o.w += x.w;
+        sum += shared->sum[w];
+      }
+    }
     const OutRow out(a, at, r, make_float2(most, sum));
-    out.store_pair(4 * threadIdx.x, o.x, o.y);
-    out.store_pair(4 * threadIdx.x + 2, o.z, o.w);
-    if (threadIdx.x == 0) out.store_lse();
+    out.store_pair(first_column, o.x, o.y);
+    out.store_pair(first_column + 2, o.z, o.w);
+    if (first_column == 0) out.store_lse();
   }
 }

@@ -165,12 +165,18 @@ Status many_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   const int64_t tile_rows = std::min<int64_t>(rows, mla::tile_rows),
                 merged = tiles * (mla::merges_by_block(p.batch, a.splits) ? a.splits : p.batch);
   attn_decode_kernarg merge = a;
-  merge.rows_taken = int(std::clamp<int64_t>(merged * tile_rows / (8 * most), 1, tile_rows));
+  constexpr int64_t blocks_of_row = mla::latent_columns / mla::merge_columns;
+  // Of many parts all warps of a block take some.
+  const bool together = a.splits >= mla::merge_warps * p.batch;
+  const int64_t rows_taken = merged * tile_rows * blocks_of_row / (8 * most);
+  merge.rows_taken =
+      together ? 1 : int(round_up(std::max<int64_t>(rows_taken, 1), mla::merge_warps));
   recipe->steps.push_back({
       .image = merge_image,
       .launch = {.grid = {uint32_t(merged),
-                          uint32_t(ceil_div(tile_rows, int64_t{merge.rows_taken})), 1},
-                 .block = {mla::merge_threads, 1, 1},
+                          uint32_t(ceil_div(tile_rows, int64_t{merge.rows_taken})), blocks_of_row},
+                 .block = {32 * mla::merge_warps, 1, 1},
+                 .shared_bytes = together ? uint32_t(mla::merge_shared_bytes) : 0,
                  .starts_early = true},
       .arguments = arguments_of<decode::patch<false>>(merge),
   });

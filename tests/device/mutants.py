@@ -103,7 +103,7 @@ MUTANTS = [
     (LISTS, "places of the 1024 keys before overwritten", "cache/list_slots_cuda.cu", "before += kept.all;", "before = kept.all;"),
     (LISTS, "the neighbour's number of places", "cache/list_slots_cuda.cu", "to.lengths[item] =", "to.lengths[item > 0 ? item - 1 : 0] ="),
     (LATENT, "rope columns of the next unit", "mla/many.cuh",
-     "if (!boxes && which == 1) feed.load_rope(n + Shared::rope_slots, rope_slot);\n        feed.load_half(n + Shared::half_slots, half);",
+     "if (which == 1) feed.load_rope(n + Shared::rope_slots, rope_slot);\n        feed.load_half(n + Shared::half_slots, half);",
      "feed.load_half(n + Shared::half_slots, half);\n        if (!boxes && which == 1) feed.load_rope(n + Shared::rope_slots, rope_slot);"),
     (LATENT, "keys of bad pages kept", "mla/many.cuh", "!(there >> key & 1)", "false"),
     (CODES, "the scale of the neighbouring group", "mla/codes.cuh", "panel < 2 ? of_groups.x : of_groups.y", "panel < 2 ? of_groups.y : of_groups.x"),
