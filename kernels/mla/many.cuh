@@ -225,7 +225,8 @@ template <int type, Rows rows>
 struct Sums {
   using Shared = ManyShared<rows>;
   using Feeding = std::conditional_t<has_codes(rows), CodesFeed<rows>, Feed<rows>>;
-  static constexpr bool boxes = rows == Rows::boxes, codes = has_codes(rows);
+  static constexpr bool boxes = rows == Rows::boxes, codes = has_codes(rows),
+                        one_by_one = rows == Rows::one_by_one;
   static constexpr bool bf16 = type == attn_element_bf16;
   const attn_decode_kernarg& a;
   Shared& shared;
@@ -245,7 +246,7 @@ struct Sums {
     } else if (loads) {
       feed.begin();
 #pragma unroll 1
-      for (int i = 0; i < Shared::half_slots; ++i) {
+      for (int i = 0; i < (one_by_one ? Shared::half_slots - 1 : Shared::half_slots); ++i) {
         feed.load_half(i, {i, 1});
         if (which == 1 && i < Shared::rope_slots) feed.load_rope(i, {i, 1});
       }
@@ -284,6 +285,10 @@ struct Sums {
         feed.meet();  // nobody reads the first half of the keys again
         feed.convert_first(n + 2);
       }
+      if constexpr (one_by_one) {  // takes longer than the products
+        const unsigned next = n + Shared::half_slots - 1;
+        feed.load_half(next, {int(next % Shared::half_slots), next / Shared::half_slots % 2 ^ 1});
+      }
       ptx::wgmma_wait<0>();
       ptx::pin(o);
       if (lane() == 0) {
@@ -295,9 +300,9 @@ struct Sums {
         feed.meet();
         feed.convert_second(n + 2);
       } else if (loads) {
-        // These rope columns are needed first, and copies arrive in their order.
+        // These rope columns are needed first.
         if (which == 1) feed.load_rope(n + Shared::rope_slots, rope_slot);
-        feed.load_half(n + Shared::half_slots, half);
+        if (boxes) feed.load_half(n + Shared::half_slots, half);
       }
       if (word & ends_part) store(o, part, stat_place(word));
       if (word & ends_block) return;
