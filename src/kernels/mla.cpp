@@ -116,6 +116,16 @@ void add_launch(const Problem& p, const decode::Shape& shape, int threads, int s
   });
 }
 
+// Measured on an H100: docs/log/2026-11-27_mla_decode.md.
+bool faster_in_tiles_of_64(const Problem& p, int64_t rows, const DeviceInfo& device) {
+  if (rows > decode::group_rows) return true;
+  const attn_segment& s = p.segment[0];
+  if (s.layout == ATTN_PAGED && s.page_size % decode::unit_keys) return false;
+  const int64_t units = p.batch * ceil_div(s.seqlen, int64_t{decode::unit_keys});
+  return units <= 2 * multiprocessors(p, device) ||
+         (rows > decode::group_rows / 2 && p.batch <= 64);
+}
+
 template <const auto& variants, size_t i>
 Status few_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   constexpr const mla::Variant& variant = variants[i];
@@ -125,10 +135,9 @@ Status few_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
     return unsupported("heads_q / heads_kv * seqlen_q is ", p.group(), " * ", p.seqlen_q,
                        "; accepted: up to ", tile.rows());
   ATTN_TRY(check_latent(p, rows, device, tile));
-  // Measured on an H100: docs/log/2026-11-27_mla_decode.md.
-  if (rows > decode::group_rows)
-    recipe->passed_over =
-        join("for ", rows, " rows, seqlen_q * heads_q / heads_kv, more than ", decode::group_rows);
+  if (faster_in_tiles_of_64(p, rows, device))
+    recipe->passed_over = join("for ", rows, " rows, seqlen_q * heads_q / heads_kv, of ", p.batch,
+                               " sequences of up to ", p.segment[0].seqlen, " keys");
   const decode::Shape shape = decode::shape_of(p, rows, device, tile, false);
   const Kernarg<variants, i> kernarg = constants<variants, i>(p, rows, shape);
   add_launch<variants, i>(p, shape, tile.threads() - 32 * (tile.loaders() - kernarg.a.loaders),
