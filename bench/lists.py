@@ -3,14 +3,16 @@ of 64 in random order. Each query has a list of 2048 random keys of its sequence
 
     python3 bench/lists.py --lib build/release/lib/libattn.so
     python3 bench/lists.py --lib before=old/libattn.so --lib after=libattn.so --cells heads --out lists.json
+    python3 bench/lists.py --lib build/release/lib/libattn.so --flashmla _flashmla_C.abi3.so --cells mla_656
 
 A figure is microseconds per launch of a graph of up to 50, over caches in turn that are larger than 200 MB together. The number
-after | is the largest error of an output of some queries against float64, in units of the largest output.
+after | is the largest error of an output of some queries against float64, in units of the largest output. --flashmla: FlashMLA as vllm's wheel has it, for lists of mla_656 rows.
 """
 import argparse
 import ctypes as c
 import json
 import math
+import pathlib
 import statistics
 from dataclasses import asdict, dataclass
 
@@ -39,7 +41,7 @@ class Cell:
 
     @property
     def row_bytes(self):
-        return 656 if self.rows == "mla_656" else 2 * self.heads_kv * 2 * 128 if self.heads_kv else 2 * (LATENT + ROPE)
+        return 656 if self.rows == "mla_656" else 576 if self.rows == "e4m3" else 2 * self.heads_kv * 2 * 128 if self.heads_kv else 2 * (LATENT + ROPE)
 
     @property
     def dims(self):
@@ -53,7 +55,10 @@ class Cell:
 CELLS = [Cell(1, 4096, 65536, 128), Cell(1, 4096, 65536, 64), Cell(1, 4096, 65536, 16), Cell(1, 4096, 65536, 8),
          Cell(64, 1, 32768, 128), Cell(64, 1, 32768, 64), Cell(64, 1, 32768, 16), Cell(128, 1, 32768, 128), Cell(1, 1, 65536, 128),
          Cell(64, 1, 2048, 64, 0), Cell(64, 1, 2048, 128, 0),
-         Cell(64, 1, 32768, 128, rows="mla_656"), Cell(64, 1, 8192, 16, 0, "mla_656"),
+         *(Cell(1, 4096, 65536, heads, rows="mla_656") for heads in (128, 64, 16, 8)),
+         *(Cell(64, 1, 32768, heads, rows="mla_656") for heads in (128, 64, 16)), Cell(128, 1, 32768, 128, rows="mla_656"),
+         *(Cell(64, 1, 8192, heads, 0, "mla_656") for heads in (8, 16, 64, 128)), Cell(1, 1, 65536, 128, 0, "mla_656"),
+         Cell(64, 1, 8192, 16, 0, "e4m3"), Cell(64, 1, 32768, 64, rows="e4m3"),
          Cell(64, 1, 8192, 32, heads_kv=8), Cell(64, 1, 8192, 32, heads_kv=8, list_heads=8)]
 
 
@@ -70,6 +75,8 @@ def inputs_of(torch, cell):
 
     def cache():
         x = torch.randn(pages, PAGE, heads_kv, dim, device="cuda", generator=generator, dtype=torch.bfloat16)
+        if cell.rows == "e4m3":
+            return x.to(torch.float8_e4m3fn)
         if cell.rows != "mla_656":
             return x
         raw = torch.empty(pages, PAGE, 656, device="cuda", dtype=torch.uint8)
@@ -90,6 +97,8 @@ def expected(torch, cell, q, k, v, table, lists, b, i):
     if cell.rows == "mla_656":
         raw = k[table[b].long()].view(-1, 656)
         rows = torch.cat([raw[:, :512].view(torch.float8_e4m3fn).double(), raw[:, 528:].contiguous().view(torch.bfloat16).double()], 1)[:, None]
+    elif cell.rows == "e4m3":
+        rows = k.view(torch.uint8)[table[b].long()].view(torch.float8_e4m3fn).double().view(-1, 1, dim)
     else:
         rows = k[table[b].long()].view(-1, cell.heads_kv or 1, dim)
     values = rows[..., :dim_v] if v is None else v[table[b].long()].view(-1, cell.heads_kv, dim_v)
@@ -112,7 +121,7 @@ def calls_of(torch, library, kernel, cell, inputs, named):
     class ListArgs(SegmentArgs):
         _fields_ = [("list", c.c_void_p), ("list_lengths", c.c_void_p)]
     q, ks, vs, table, lengths, lists = inputs
-    kind = MLA_656 if cell.rows == "mla_656" else TYPE_OF[torch.bfloat16]
+    kind = MLA_656 if cell.rows == "mla_656" else TYPE_OF[ks[0].dtype]
     segment = make(ListSegment, k_type=kind, v_type=kind if cell.heads_kv else 0, layout=2, num_pages=ks[0].shape[0], page_size=PAGE,
                    max_pages=table.shape[1], has_seqlens=1, v_in_k=not cell.heads_kv, list_size=cell.size,
                    list_heads=cell.list_heads if cell.size else 0)
@@ -133,6 +142,27 @@ def calls_of(torch, library, kernel, cell, inputs, named):
     return [call(k, v) for k, v in zip(ks, vs)]
 
 
+def flashmla_calls(torch, path, cell, inputs):
+    """Its lists are places in the pool, which are made beforehand."""
+    if cell.rows != "mla_656" or not cell.size:
+        raise RuntimeError("for lists of mla_656 rows")
+    torch.ops.load_library(path)
+    decode = torch.ops._flashmla_C.sparse_decode_fwd
+    q, ks, _, table, _, lists = inputs
+    pages = lists[:, :, 0].long() // PAGE
+    places = (table.long().gather(1, pages.flatten(1)).view_as(pages) * PAGE + lists[:, :, 0] % PAGE).to(torch.int32)
+    if cell.seqlen_q > 1:  # each query is a sequence
+        q, places = q.transpose(0, 1), places.transpose(0, 1).contiguous()
+    none = (None, None, None, None, None, None, None)
+
+    def call(k, *more):
+        out, _, *scheduled = decode(q, k[:, :, None], places, *(more or none), LATENT, cell.dims[0] ** -0.5, None)
+        return out, scheduled
+    _, scheduled = call(ks[0])
+    more = (None, None, *scheduled, None, None, None)
+    return [lambda k=k: call(k, *more)[0].view(cell.batch, cell.seqlen_q, cell.heads, LATENT) for k in ks]
+
+
 def measure(options):
     import torch
     from peers import libraries_of
@@ -149,9 +179,12 @@ def measure(options):
         calls = {}
         some = [(0, 0), (cell.batch - 1, cell.seqlen_q - 1), (0, cell.seqlen_q // 2)]
         wants = [expected(torch, cell, q, ks[0], vs[0], table, lists, b, i) for b, i in some]
-        for label, (library, kernel) in libraries.items():
+        contenders = {label: lambda to, of=of: calls_of(torch, *of, cell, inputs, to) for label, of in libraries.items()}
+        if options.flashmla and cell.rows == "mla_656" and cell.size:
+            contenders["flashmla"] = lambda to: flashmla_calls(torch, str(pathlib.Path(options.flashmla).resolve()), cell, inputs)
+        for label, calls_by in contenders.items():
             try:
-                made = calls_of(torch, library, kernel, cell, inputs, row["parts"].setdefault(label, []))
+                made = calls_by(row["parts"].setdefault(label, []))
                 got = made[0]()
                 torch.cuda.synchronize()
                 error = max(((got[b, i].double() - want).abs().max() / want.abs().max()).item() for (b, i), want in zip(some, wants))
@@ -177,6 +210,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lib", action="append", required=True, metavar="[LABEL=]PATH[@KERNEL]",
                         help="a build of libattn.so, and the kernel it is to take instead of the plan's")
+    parser.add_argument("--flashmla", metavar="FILE", help="vllm's _flashmla_C.abi3.so")
     parser.add_argument("--cells", default="", metavar="TEXT", help="part of names of cells")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ms", type=float, default=40)

@@ -12,7 +12,8 @@ enum {
   attn_gather_elements = 8,   // that a thread has at once
   attn_gather_lse_threads = 256,
   attn_gather_shared_bytes = 6432,  // that gather_cuda declares
-  attn_list_slots_threads = 1024,
+  attn_list_slots_threads = 256,
+  attn_list_slots_rounds = 4,          // visited keys that a thread looks up at once
   attn_list_slots_shared_bytes = 512,  // that list_slots_cuda declares
 };
 

@@ -108,8 +108,8 @@ extern "C" __global__ void __launch_bounds__(attn_gather_threads)
   for (int j = 0; j < first; j += attn_gather_threads)
     before += __syncthreads_count(find_key(a, of.b, visits, j + threadIdx.x).entry >= 0);
   const Key key = find_key(a, of.b, visits, first + threadIdx.x);
-  const Kept of_block = count_kept<warps>(key.entry >= 0, kept_of_warp);
-  if (key.entry >= 0) kept[of_block.place] = key;
+  const Kept<warps, 1> of_block({key.entry >= 0}, kept_of_warp);
+  if (key.entry >= 0) kept[of_block.place[0]] = key;
   __syncthreads();
 
   for (int n = warp; n < of_block.all; n += warps) {

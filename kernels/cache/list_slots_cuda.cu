@@ -7,11 +7,11 @@
 using namespace attn;
 using namespace attn::device;
 
-extern "C" __global__ void __launch_bounds__(attn_list_slots_threads, 1)
+extern "C" __global__ void __launch_bounds__(attn_list_slots_threads)
     list_slots_cuda(const __grid_constant__ attn_list_slots_kernarg a) {
-  constexpr int warps = attn_list_slots_threads / 32;
+  constexpr int warps = attn_list_slots_threads / 32, rounds = attn_list_slots_rounds;
   __shared__ Visit visits[attn_gather_max_segments];
-  __shared__ int kept_of_warp[2][warps];
+  __shared__ int kept_of_warp[2][rounds * warps];
   static_assert(sizeof visits + sizeof kept_of_warp == attn_list_slots_shared_bytes);
   const unsigned item = blockIdx.x;
   const Item of = find_item(a.visits, a.visits.first + item);
@@ -22,10 +22,20 @@ extern "C" __global__ void __launch_bounds__(attn_list_slots_threads, 1)
     const attn_list_slots_segment& to = a.segment[i];
     int* const table = to.table + item * (long long)to.capacity;
     int before = 0;
-    for (int j = 0; j < visits[i].keys; j += attn_list_slots_threads, turn ^= 1) {
-      const Key key = find_key(a.visits, of.b, visits[i], i, j + int(threadIdx.x));
-      const Kept kept = count_kept<warps>(key.entry >= 0, kept_of_warp[turn]);
-      if (key.entry >= 0) table[before + kept.place] = int(key.entry * to.entry_slots + key.row);
+    for (int j = 0; j < visits[i].keys; j += rounds * attn_list_slots_threads, turn ^= 1) {
+      int slot[rounds];
+      bool keeps[rounds];
+#pragma unroll
+      for (int r = 0; r < rounds; ++r) {
+        const Key key = find_key(a.visits, of.b, visits[i], i,
+                                 j + r * attn_list_slots_threads + int(threadIdx.x));
+        keeps[r] = key.entry >= 0;
+        slot[r] = int(key.entry * to.entry_slots + key.row);
+      }
+      const Kept<warps, rounds> kept(keeps, kept_of_warp[turn]);
+#pragma unroll
+      for (int r = 0; r < rounds; ++r)
+        if (keeps[r]) table[before + kept.place[r]] = slot[r];
       before += kept.all;
     }
     if (threadIdx.x == 0) to.lengths[item] = before;

@@ -73,37 +73,48 @@ __device__ Key find_key(const attn_visits& a, int b, const Visit& v, int i, int 
   if (j >= v.keys) return none;
   long long key = v.begin + j;
   if (v.list) {
-    key = (long long)v.list[j / s.list_block] * s.list_block + j % s.list_block;
+    const int entry = s.list_block == 1 ? j : j / s.list_block;
+    key = (long long)v.list[entry] * s.list_block + (j - entry * s.list_block);
     if (key < v.begin || key >= v.end) return none;
   }
-  if (s.of_pool) return {i, int(key), int(key / s.pages.page_size), key % s.pages.page_size};
+  // Below v.end it has 31 bits, of which a quotient takes a fraction of the time.
+  const auto page_size = unsigned(s.pages.page_size);
+  const auto place = [&] { return (long long)(unsigned(key) % page_size); };
+  if (s.of_pool) return {i, int(key), int(unsigned(key) / page_size), place()};
   if (s.pages.block_table) {
     const int page =
-        s.pages.block_table[b * (long long)s.pages.max_pages + key / s.pages.page_size];
+        s.pages.block_table[b * (long long)s.pages.max_pages + unsigned(key) / page_size];
     if (unsigned(page) >= unsigned(s.pages.num_pages)) return none;
-    return {i, int(key), page, key % s.pages.page_size};
+    return {i, int(key), page, place()};
   }
   if (s.lengths.cu_seqlens) return {i, int(key), 0, segment_span(s.lengths, b).begin + key};
   return {i, int(key), b, key};
 }
 
-// The place of what this thread keeps among what the block keeps, and how many that are. By all
-// threads. kept_of_warp: an int for each warp, which the next call must not have.
+// The places of what this thread keeps among what the block keeps, of several rounds one after the
+// other, and how many that are. By all threads. kept_of_warp: an int for each warp and round, which
+// the next call must not have.
+template <int warps, int rounds>
 struct Kept {
-  int place, all;
-};
-template <int warps>
-__device__ Kept count_kept(bool keeps, int* kept_of_warp) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const unsigned lanes = __ballot_sync(0xffffffff, keeps);
-  if (lane == 0) kept_of_warp[warp] = __popc(lanes);
-  __syncthreads();
-  Kept kept{__popc(lanes & ((1u << lane) - 1)), 0};
-  for (int w = 0; w < warps; ++w) {
-    if (w < warp) kept.place += kept_of_warp[w];
-    kept.all += kept_of_warp[w];
+  int place[rounds];
+  int all = 0;
+
+  __device__ Kept(const bool (&keeps)[rounds], int* kept_of_warp) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < rounds; ++r) {
+      const unsigned lanes = __ballot_sync(0xffffffff, keeps[r]);
+      place[r] = __popc(lanes & ((1u << lane) - 1));
+      if (lane == 0) kept_of_warp[r * warps + warp] = __popc(lanes);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < rounds; ++r) {
+      const int of_warp = lane < warps ? kept_of_warp[r * warps + lane] : 0;
+      place[r] += all + __reduce_add_sync(0xffffffff, lane < warp ? of_warp : 0);
+      all += __reduce_add_sync(0xffffffff, of_warp);
+    }
   }
-  return kept;
-}
+};
 
 }  // namespace attn::device

@@ -15,6 +15,17 @@ using decode::DecodeTile;
 
 constexpr int rope = 64;  // columns of K after the latent ones: a panel in shared memory
 
+// How a kernel of many rows reads its units.
+enum class Rows {
+  boxes,       // of the copy engine
+  one_by_one,  // of pages of any size
+  mla_656,     // the same, rows of codes: codes.cuh
+  e4m3,        // of codes alone, f8_e4m3fn or f8_e4m3fn_token
+};
+ATTN_HOST_DEVICE constexpr bool has_codes(Rows rows) {
+  return rows == Rows::mla_656 || rows == Rows::e4m3;
+}
+
 struct Variant {
   const char* name;
   int type;  // of q, k and the products
@@ -22,7 +33,7 @@ struct Variant {
   // so that a unit is loaded once.
   DecodeTile tile;
   int local_bytes = 0;
-  bool by_rows = false;  // pages of any size, of which each row is loaded by itself
+  Rows rows = Rows::boxes;
 
   ATTN_HOST_DEVICE constexpr int latent() const { return tile.head_dim_v; }
   ATTN_HOST_DEVICE constexpr int head_dim() const { return latent() + rope; }
@@ -43,8 +54,10 @@ constexpr Variant few_variants[] = {
 constexpr Variant many_variants[] = {
     {.name = "mla_sm90_bf16_d576_r64", .type = bf16, .tile = d576.with_rows(64).of_any_rows()},
     {.name = "mla_sm90_f16_d576_r64", .type = f16, .tile = d576.with_rows(64).of_any_rows()},
-    {.name = "mla_sm90_bf16_d576_r64_pages", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .by_rows = true},
-    {.name = "mla_sm90_f16_d576_r64_pages", .type = f16, .tile = d576.with_rows(64).of_any_rows(), .by_rows = true},
+    {.name = "mla_sm90_bf16_d576_r64_pages", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .rows = Rows::one_by_one},
+    {.name = "mla_sm90_f16_d576_r64_pages", .type = f16, .tile = d576.with_rows(64).of_any_rows(), .rows = Rows::one_by_one},
+    {.name = "mla_sm90_bf16_d576_r64_656", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .local_bytes = 8, .rows = Rows::mla_656},
+    {.name = "mla_sm90_bf16_d576_r64_e4m3", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .local_bytes = 32, .rows = Rows::e4m3},
 };
 // clang-format on
 

@@ -12,6 +12,8 @@ namespace attn {
 namespace {
 
 constexpr uint32_t scaled_rows = type_bit(ATTN_F8_E4M3FN_TOKEN) | type_bit(ATTN_MLA_656);
+// That mla_*_656 and mla_*_e4m3 read.
+constexpr uint32_t types_of_codes = type_bit(ATTN_F8_E4M3FN) | scaled_rows;
 constexpr uint32_t gathered_types =
     type_bit(ATTN_F16) | type_bit(ATTN_BF16) | type_bit(ATTN_F8_E4M3FN) | scaled_rows;
 
@@ -191,8 +193,13 @@ int64_t entry_slots(const attn_strides& stride) {
 bool make_slots(const Problem& p, SlotsShape* shape) {
   if (!p.by_query) return false;  // the queries of a sequence visit the same keys
   for (const Segment& s : p.segment) {
-    if (s.k_type != p.q_type || s.v_type != p.q_type) return false;
-    if (s.k_descale != ATTN_DESCALE_NONE || s.v_descale != ATTN_DESCALE_NONE) return false;
+    const bool codes = s.v_in_k && type_bit(s.k_type) & types_of_codes;
+    if (!codes && (s.k_type != p.q_type || s.v_type != p.q_type)) return false;
+    // One for all sequences.
+    const auto takes = [&](attn_descale_kind kind) {
+      return kind == ATTN_DESCALE_NONE || (codes && kind == ATTN_DESCALE_TENSOR);
+    };
+    if (!takes(s.k_descale) || !takes(s.v_descale)) return false;
     SlotsShape::OfSegment of{};
     of.capacity = std::max<int64_t>(1, visited(p, s));
     const int64_t rows = s.layout == ATTN_PAGED    ? s.page_size
@@ -204,6 +211,9 @@ bool make_slots(const Problem& p, SlotsShape* shape) {
     of.entry_slots = entries > 1 ? entry_slots(s.k_stride) : 0;
     if (of.entry_slots < 0 || (entries > 1 && of.entry_slots != entry_slots(s.v_stride)) ||
         s.k_stride.seq <= 0 || s.v_stride.seq <= 0)
+      return false;
+    if (s.k_type == ATTN_F8_E4M3FN_TOKEN && entries > 1 &&
+        s.k_scale_stride.batch != of.entry_slots * s.k_scale_stride.seq)
       return false;
     const double slots = double(entries) * double(of.entry_slots) + double(rows);
     if (slots >= INT32_MAX || of.capacity >= INT32_MAX) return false;

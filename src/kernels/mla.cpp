@@ -11,6 +11,7 @@ namespace attn {
 namespace {
 
 using decode::DecodeTile;
+using mla::Rows;
 
 constexpr const char* merge_image = "mla_merge_sm90";
 
@@ -27,37 +28,80 @@ void patch(const Problem& p, const Args& args, void* workspace, attn_decode_sm90
   }
 }
 
+void patch_codes(const Problem& p, const Args& args, void* workspace, attn_decode_kernarg& a) {
+  decode::patch<false>(p, args, workspace, a);
+  for (int32_t n = 0; n < p.num_segments; ++n) {
+    attn_decode_segment& s = a.segment[n];
+    s.v = s.k;
+    if (p.segment[n].k_type == ATTN_F8_E4M3FN_TOKEN) s.k_scales.at = args.segment[n].k_scale;
+  }
+}
+template <const auto& variants, size_t i>
+constexpr bool by_engine = !has_codes(variants[i].rows);
+template <const auto& variants, size_t i>
+using Kernarg = decode::Kernarg<by_engine<variants, i>>;
+
+// Places of scales of f8_e4m3fn_token are numbers of 31 bits.
+Status check_scales(const Problem& p, const Segment& s) {
+  if (s.k_type != ATTN_F8_E4M3FN_TOKEN) return {};
+  const Extents size = extents(p, s);
+  const attn_strides& stride = s.k_scale_stride;
+  const double last = double(size.batch) * double(stride.batch) +
+                      double(size.rows) * double(stride.seq) +
+                      double(p.heads_kv) * double(stride.head);
+  if (last <= INT32_MAX) return {};
+  return unsupported("k_scale has ", last, " places; accepted: up to ", INT32_MAX);
+}
+
 Status check_latent(const Problem& p, int64_t rows, const DeviceInfo& device,
-                    const DecodeTile& tile, bool by_rows = false) {
+                    const DecodeTile& tile, Rows by = Rows::boxes) {
   for (int32_t n = 0; n < p.num_segments; ++n)
     if (!p.segment[n].v_in_k)
       return unsupported("segments[", n, "].v_in_k is 0; accepted: 1 in all segments");
-  if (!by_rows) return decode::check(p, rows, device, tile, true);
+  if (by == Rows::boxes) return decode::check(p, rows, device, tile, true);
   ATTN_TRY(decode::check(p, rows, device, tile, false));
+  if (has_codes(by)) return check_scales(p, p.segment[0]);
   ATTN_TRY(check_copy_engine(device));  // the maps are there, and not used
   return check_copied(p, p.segment[0]);
 }
 
 template <const auto& variants, size_t i>
-attn_decode_sm90_kernarg constants(const Problem& p, int64_t rows, const decode::Shape& shape) {
-  attn_decode_sm90_kernarg kernarg = decode::constants<variants[i].tile, true>(p, rows, shape);
-  kernarg.a.head_dim = mla::rope;
+Kernarg<variants, i> constants(const Problem& p, int64_t rows, const decode::Shape& shape) {
+  auto kernarg = decode::constants<variants[i].tile, by_engine<variants, i>>(p, rows, shape);
+  attn_decode_kernarg& a = decode::common(kernarg);
+  a.head_dim = mla::rope;
+  if (!by_engine<variants, i>)
+    for (int32_t n = 0; n < p.num_segments; ++n) {
+      const Segment& s = p.segment[n];
+      const attn_strides bytes = {dtype_bytes(s.k_type, s.k_stride.batch),
+                                  dtype_bytes(s.k_type, s.k_stride.seq),
+                                  dtype_bytes(s.k_type, s.k_stride.head)};
+      set(a.segment[n].v_stride, bytes);
+      if (s.k_type == ATTN_F8_E4M3FN_TOKEN)
+        a.segment[n].k_scales = decode::key_scales(s.k_scale_stride);
+    }
   return kernarg;
 }
 
 // Adds the launch of a kernel mla_*, which begins the recipe's workspace.
 template <const auto& variants, size_t i>
 void add_launch(const Problem& p, const decode::Shape& shape, int threads, int shared_bytes,
-                const attn_decode_sm90_kernarg& kernarg, Recipe* recipe) {
+                const Kernarg<variants, i>& kernarg, Recipe* recipe) {
   constexpr const mla::Variant& variant = variants[i];
   constexpr DecodeTile tile = variant.tile;
   std::vector<TensorMap> maps;
   for (const attn_segment& s : p.segment) {
+    if (!by_engine<variants, i>) break;
     const Extents size = extents(p, s);
     for (const int columns : {mla::rope, variant.latent()})
       maps.push_back(tensor_map(2, columns, size.rows, p.heads_kv, size.batch, s.k_stride,
                                 decode::panel_pitch / 2, decode::box_keys(s)));
   }
+  Arguments arguments;
+  if constexpr (by_engine<variants, i>)
+    arguments = arguments_of<patch<variants, i>>(kernarg);
+  else
+    arguments = arguments_of<patch_codes>(kernarg);
   recipe->workspace = size_t(decode::workspace_of(shape.slots, tile).bytes);
   recipe->steps.push_back({
       .image = variant.name,
@@ -67,9 +111,19 @@ void add_launch(const Problem& p, const decode::Shape& shape, int threads, int s
                  .block = {uint32_t(threads), 1, 1},
                  .shared_bytes = uint32_t(shared_bytes),
                  .starts_early = true},
-      .arguments = arguments_of<patch<variants, i>>(kernarg),
+      .arguments = std::move(arguments),
       .maps = std::move(maps),
   });
+}
+
+// Measured on an H100: docs/log/2026-11-27_mla_decode.md.
+bool faster_in_tiles_of_64(const Problem& p, int64_t rows, const DeviceInfo& device) {
+  if (rows > decode::group_rows) return true;
+  const attn_segment& s = p.segment[0];
+  if (s.layout == ATTN_PAGED && s.page_size % decode::unit_keys) return false;
+  const int64_t units = p.batch * ceil_div(s.seqlen, int64_t{decode::unit_keys});
+  return units <= 2 * multiprocessors(p, device) ||
+         (rows > decode::group_rows / 2 && p.batch <= 64);
 }
 
 template <const auto& variants, size_t i>
@@ -81,12 +135,11 @@ Status few_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
     return unsupported("heads_q / heads_kv * seqlen_q is ", p.group(), " * ", p.seqlen_q,
                        "; accepted: up to ", tile.rows());
   ATTN_TRY(check_latent(p, rows, device, tile));
-  // Measured on an H100: docs/log/2026-11-27_mla_decode.md.
-  if (rows > decode::group_rows)
-    recipe->passed_over =
-        join("for ", rows, " rows, seqlen_q * heads_q / heads_kv, more than ", decode::group_rows);
+  if (faster_in_tiles_of_64(p, rows, device))
+    recipe->passed_over = join("for ", rows, " rows, seqlen_q * heads_q / heads_kv, of ", p.batch,
+                               " sequences of up to ", p.segment[0].seqlen, " keys");
   const decode::Shape shape = decode::shape_of(p, rows, device, tile, false);
-  const attn_decode_sm90_kernarg kernarg = constants<variants, i>(p, rows, shape);
+  const Kernarg<variants, i> kernarg = constants<variants, i>(p, rows, shape);
   add_launch<variants, i>(p, shape, tile.threads() - 32 * (tile.loaders() - kernarg.a.loaders),
                           tile.merge_bytes() + shape.stages * shape.stage_bytes, kernarg, recipe);
   return {};
@@ -99,7 +152,7 @@ Status many_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   constexpr DecodeTile tile = variant.tile;
   static_assert(tile.rows() == mla::tile_rows && variant.latent() == mla::latent_columns);
   const int64_t rows = decode::rows_of<false>(p, tile);
-  ATTN_TRY(check_latent(p, rows, device, tile, variant.by_rows));
+  ATTN_TRY(check_latent(p, rows, device, tile, variant.rows));
   if (device.shared_bytes_max < mla::many_shared_bytes)
     return unsupported("the device has ", device.shared_bytes_max,
                        " bytes of shared memory; accepted: from ", mla::many_shared_bytes, " on");
@@ -110,20 +163,20 @@ Status many_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   decode::Shape shape;
   shape.blocks = columns * (tiles > columns ? 1 : of_column);
   shape.slots = 2 * shape.blocks;
-  attn_decode_sm90_kernarg kernarg = constants<variants, i>(p, rows, shape);
-  kernarg.a.columns = int(columns);
-  kernarg.a.splits = int(shape.blocks / columns);
+  Kernarg<variants, i> kernarg = constants<variants, i>(p, rows, shape);
+  attn_decode_kernarg& a = decode::common(kernarg);
+  a.columns = int(columns);
+  a.splits = int(shape.blocks / columns);
   add_launch<variants, i>(p, shape, mla::many_threads, mla::many_shared_bytes, kernarg, recipe);
   if (shape.blocks == columns) return {};
   // Enough blocks for the device, of not more rows than that takes. A block of a column leaves at
   // most one row tile to others.
   const int64_t tile_rows = std::min<int64_t>(rows, mla::tile_rows),
-                merged = tiles * (mla::merges_by_block(p.batch, kernarg.a.splits) ? kernarg.a.splits
-                                                                                  : p.batch);
-  attn_decode_kernarg merge = kernarg.a;
+                merged = tiles * (mla::merges_by_block(p.batch, a.splits) ? a.splits : p.batch);
+  attn_decode_kernarg merge = a;
   constexpr int64_t blocks_of_row = mla::latent_columns / mla::merge_columns;
   // Of many parts all warps of a block take some.
-  const bool together = kernarg.a.splits >= mla::merge_warps * p.batch;
+  const bool together = a.splits >= mla::merge_warps * p.batch;
   const int64_t rows_taken = merged * tile_rows * blocks_of_row / (8 * most);
   merge.rows_taken =
       together ? 1 : int(round_up(std::max<int64_t>(rows_taken, 1), mla::merge_warps));
@@ -139,13 +192,23 @@ Status many_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   return {};
 }
 
+constexpr uint32_t kv_types(const mla::Variant& variant) {
+  switch (variant.rows) {
+    case Rows::mla_656:
+      return type_bit(ATTN_MLA_656);
+    case Rows::e4m3:
+      return type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E4M3FN_TOKEN);
+    default:
+      return type_bit(attn_dtype(variant.type));
+  }
+}
 constexpr Limits limits(const mla::Variant& variant) {
   const DecodeTile& tile = variant.tile;
   const uint32_t type = type_bit(attn_dtype(variant.type));
   const int64_t rows = tile.tiled ? INT32_MAX : tile.rows();
   Limits limits = {
       .in_types = type,
-      .kv_types = type,
+      .kv_types = kv_types(variant),
       .out_types = float_types,
       .flags = ATTN_CAUSAL | ATTN_SINKS,
       .features = feature_packed_kv | feature_seqlens | feature_paged_kv | feature_v_in_k,
@@ -158,10 +221,12 @@ constexpr Limits limits(const mla::Variant& variant) {
     limits.flags |= forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT;
     limits.features |= forward_features | feature_segments | feature_softcap | feature_tree |
                        feature_fixed_split | feature_kv_begin;
-  } else if (variant.by_rows) {
+  } else if (variant.rows == Rows::one_by_one) {
     limits.demanded_features |= feature_paged_kv;
-  } else {
+  } else if (variant.rows == Rows::boxes) {
     limits.page_size.multiple = decode::unit_keys;
+  } else if (variant.rows == Rows::e4m3) {
+    limits.features |= kv_descale_features;
   }
   return limits;
 }
@@ -171,7 +236,10 @@ constexpr Kernel row(const mla::Variant& variant, MakeRecipe recipe) {
           .op = Op::forward,
           .backend = ATTN_BACKEND_CUDA,
           .limits = limits(variant),
-          .numerics = {.weights = attn_dtype(variant.type), .lag = 8, .keys = decode::unit_keys},
+          .numerics = {.weights = attn_dtype(variant.type),
+                       .lag = 8,
+                       .keys = decode::unit_keys,
+                       .rounds_kv = has_codes(variant.rows)},
           .recipe = recipe,
           .first_images = {variant.tile.swapped ? nullptr : merge_image}};
 }

@@ -41,6 +41,7 @@ struct RunForward {
   int64_t first_segment = 0;  // of the caller's; the part's problem has their number
   struct Keys {
     Place k, v, seqlens, block_table;  // v of V in K: after the caller's k
+    Place k_scale = {Place::nowhere}, k_descale = {Place::nowhere};
   };
   std::vector<Keys> keys = {};  // of the part's segments; none: the caller's. Up to most_keys
   Place q = {}, out = {}, lse = {}, cu_seqlens_q = {}, sinks = {};

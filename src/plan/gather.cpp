@@ -41,8 +41,11 @@ attn_segment segment_of_slots(const Problem& p, const SlotsShape& shape, int32_t
   s.max_pages = int32_t(of.capacity);
   s.has_seqlens = 1;
   s.v_in_k = from.v_in_k;
-  s.k_stride = {from.k_stride.seq, from.k_stride.seq, from.k_stride.head};
-  if (!s.v_in_k) s.v_stride = {from.v_stride.seq, from.v_stride.seq, from.v_stride.head};
+  const auto of_rows = [](const attn_strides& of) { return attn_strides{of.seq, of.seq, of.head}; };
+  s.k_stride = of_rows(from.k_stride);
+  s.k_scale_stride = of_rows(from.k_scale_stride);
+  s.k_descale = from.k_descale;
+  if (!s.v_in_k) s.v_stride = of_rows(from.v_stride);
   return s;
 }
 
@@ -107,6 +110,8 @@ Status attend_to_slots(const Problem& p, const GatherShape& shape, const SlotsSh
   ATTN_TRY(choose_attention(p, shape, count, segments, choose, to));
   if (std::string_view(to->choice.kernel->name).starts_with("fwd_"))
     return unsupported("a kernel of many queries");
+  if (to->choice.kernel->composed != Composed::no)
+    return unsupported("a kernel that copies the keys");
   return {};
 }
 
@@ -199,6 +204,9 @@ Status compose_lists(const Problem& p, const Machine&, const ChoosePart& choose,
                       v_in_k ? none : v,
                       in_workspace(tables[i].lengths),
                       in_workspace(tables[i].table)});
+      if (s.k_type == ATTN_F8_E4M3FN_TOKEN)
+        keys.back().k_scale = {.bytes = head * s.k_scale_stride.head * int64_t{sizeof(float)}};
+      if (s.k_descale != ATTN_DESCALE_NONE) keys.back().k_descale = {};
     }
     return keys;
   };
@@ -234,6 +242,8 @@ Status compose_lists(const Problem& p, const Machine&, const ChoosePart& choose,
           .sinks = {.bytes = first_head * int64_t{sizeof(float)}}});
     }
   if (orders_lse) to.add(gather_lse_step(p, shape, lse), "order of lse", true);
+  if (shape.by_sequence && p.num_segments == 1 && p.segment[0].v_in_k)
+    choice->recipe.passed_over = "for rows that need no copy";
   return {};
 }
 

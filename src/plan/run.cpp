@@ -122,6 +122,8 @@ struct ComposedRun {
       keys[i].v = at(s.keys[i].v, from.v ? from.v : from.k);
       keys[i].seqlens = at(s.keys[i].seqlens, from.seqlens);
       keys[i].block_table = at(s.keys[i].block_table, from.block_table);
+      keys[i].k_scale = at(s.keys[i].k_scale, from.k_scale);
+      keys[i].k_descale = at(s.keys[i].k_descale, from.k_descale);
     }
     if (!s.keys.empty()) mine.segment = keys;
     mine.q = at(s.q, args.q);

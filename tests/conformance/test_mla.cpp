@@ -69,6 +69,7 @@ struct PartOptions {
   int64_t least_listed = 0;  // above 0: lists of keys have as many entries, or up to twice as many
   bool bad_pages = true;
   bool v_in_k = true;       // else V has an array of its own
+  bool lists = true;        // or keys without positions, perhaps
   int64_t packed_rows = 0;  // above 0: of packed q
 };
 
@@ -77,6 +78,7 @@ struct Part {
   attn_segment s = make<attn_segment>();
   attn_segment_args a = make<attn_segment_args>();
   Array<char> k{0}, scales{0}, v{0}, v_scales{0};
+  Array<float> k_descale{0};
   Array<int32_t> table{0}, seqlens{0}, list{0}, list_lengths{0};
 
   Part(Draw& draw, const Shape& shape, int64_t batch, int64_t queries, int64_t heads_kv,
@@ -105,8 +107,8 @@ struct Part {
       for (int32_t& length : seqlens.values) length = int32_t(draw(uint64_t(keys) + 1));
       a.seqlens = seqlens.data();
     }
-    if (draw.chance(4)) s.no_positions = 1;
-    if (!draw.chance(3)) {
+    if (options.lists && draw.chance(4)) s.no_positions = 1;
+    if (options.lists && !draw.chance(3)) {
       const int32_t sizes[] = {1, 1, 64, 128};
       s.list_block = draw.pick(sizes);
       s.list_size = 1 + draw(options.longest == PartOptions{}.longest ? 40
@@ -247,8 +249,9 @@ struct Lists {
   Buffer q, sinks, cu_seqlens_q;
   int64_t rows = 0;       // of q
   bool by_query = false;  // else the sequences' keys are copied
-  bool bad_pages;
+  bool bad_pages = false;
 
+  Lists() = default;
   explicit Lists(uint64_t seed, int64_t least_listed = 0) {
     Draw draw{seed, 78};
     shape = &gathered_shapes[seed % std::size(gathered_shapes)];
@@ -296,9 +299,34 @@ struct Lists {
     if (draw.chance(3)) p.softcap = 3;
     if (draw.chance(5)) p.fixed_split = 512;
     if (draw.chance(3)) p.flags |= ATTN_SINKS;
+    fill_q(draw);
+  }
+  // add() adds the segment, fill_q() what else there is.
+  Lists(const Shape& shape, int64_t batch, int64_t heads, int64_t queries) : shape(&shape) {
+    p.batch = batch;
+    p.heads_q = heads;
+    p.heads_kv = 1;
+    p.head_dim = shape.dim;
+    p.head_dim_v = shape.dim_v;
+    p.seqlen_q = queries;
+    p.q_type = ATTN_BF16;
+    p.out_type = ATTN_F32;
+    rows = batch * queries;
+  }
+  void add(std::unique_ptr<Part> part) {
+    by_query |= part->s.list_size > 0;
+    segments = {part->s};
+    parts.push_back(std::move(part));
+    p.num_segments = 1;
+    p.segments = segments.data();
+  }
+  // Of its latent columns and its others.
+  void fill_q(Draw& draw, double latent = 1, double rope = 1) {
     q = Buffer(size_t(rows * p.heads_q * p.head_dim) * 2, 0xff);
     for (int64_t i = 0; i < rows * p.heads_q * p.head_dim; ++i)
-      encode_element(p.q_type, q.data(), i, double(draw(2001)) / 1000 - 1, true);
+      encode_element(
+          p.q_type, q.data(), i,
+          (double(draw(2001)) / 1000 - 1) * (i % p.head_dim < p.head_dim_v ? latent : rope), true);
     std::vector<float> of_head(size_t(p.heads_q), 0.5f);
     if (p.flags & ATTN_SINKS) sinks = buffer(of_head.data(), of_head.size() * sizeof(float));
   }
@@ -352,7 +380,10 @@ ListsAnswer answer(attn_context* on, const Lists& in, const char* kernel) {
   if (to.status != ATTN_OK) return to;
   to.error.clear();
   to.kernel = attn_plan_kernel(plan);
-  if (to.kernel == "lists_cuda") note_parts(on, p, &to);
+  if (to.kernel == "lists_cuda")
+    note_parts(on, p, &to);
+  else
+    to.attends = to.kernel;
   const uint64_t launches = attn_launch_count(to.attends.c_str());
   Arena arena(on);
   std::vector<Buffer> buffers;
@@ -366,7 +397,7 @@ ListsAnswer answer(attn_context* on, const Lists& in, const char* kernel) {
       address = static_cast<std::remove_reference_t<decltype(address)>>(arena.add(buffers.back()));
     };
     move(a.k, part->k), move(a.k_scale, part->scales);
-    move(a.v, part->v), move(a.v_scale, part->v_scales);
+    move(a.v, part->v), move(a.v_scale, part->v_scales), move(a.k_descale, part->k_descale);
     move(a.block_table, part->table), move(a.seqlens, part->seqlens);
     move(a.list, part->list), move(a.list_lengths, part->list_lengths);
     segments.push_back(a);
@@ -404,6 +435,11 @@ ListsAnswer answer(attn_context* on, const Lists& in, const char* kernel) {
   return to;
 }
 
+constexpr attn_dtype types_of_codes[] = {ATTN_MLA_656, ATTN_F8_E4M3FN, ATTN_F8_E4M3FN_TOKEN};
+const char* kernel_of(attn_dtype type) {
+  return type == ATTN_MLA_656 ? "mla_sm90_bf16_d576_r64_656" : "mla_sm90_bf16_d576_r64_e4m3";
+}
+
 // Of which `least` must be taken, and on a Hopper `least_slots` without copies.
 void check_lists(uint64_t first, uint64_t last, uint64_t least, uint64_t least_slots,
                  int64_t least_listed = 0) {
@@ -430,8 +466,9 @@ void check_lists(uint64_t first, uint64_t last, uint64_t least, uint64_t least_s
     slots += got.slots;
     INFO((got.slots ? "places for " : "copies for ") << got.attends);
     CHECK(got.launches >= 2);
-    const bool as_q = in.shape->type == in.p.q_type;
-    if (!in.by_query || !as_q) CHECK(!got.slots);
+    const bool as_q = in.shape->type == in.p.q_type,
+               codes = !as_q && in.shape->dim == 576 && in.p.q_type == ATTN_BF16;
+    if (!in.by_query || !(as_q || codes)) CHECK(!got.slots);
     // Of latent rows up to 16 heads; more of them, in one segment.
     const int64_t group = in.p.heads_q / in.p.heads_kv;
     const bool few = group <= 16,
@@ -441,6 +478,10 @@ void check_lists(uint64_t first, uint64_t last, uint64_t least, uint64_t least_s
       const std::string rows = !few ? "_r64_pages" : group > 8 ? "_r16" : "_r8";
       CHECK(got.attends ==
             std::string("mla_sm90_") + (in.p.q_type == ATTN_F16 ? "f16" : "bf16") + "_d576" + rows);
+    }
+    if (hopper && in.by_query && codes) {
+      CHECK(got.slots == plain);
+      if (plain) CHECK(got.attends == kernel_of(in.shape->type));
     }
     if (stand_in()) continue;
     const ListsAnswer want = answer(reference.context, in, nullptr);
@@ -474,6 +515,187 @@ TEST_CASE("mla: lists_cuda and reference on random caches and lists") {
 // More entries than list_slots_cuda looks at once, and several units of the kernels that attend.
 TEST_CASE("mla: lists_cuda and reference on long lists") {
   check_lists(201, 240, 10, 5, 1100);
+}
+
+// Numbers that differ from the reference's by more than `error`, or in being NaN.
+size_t differ(const std::vector<float>& got, const std::vector<float>& want, double error) {
+  size_t wrong = got.size() != want.size();
+  for (size_t i = 0; i < std::min(got.size(), want.size()); ++i)
+    wrong += !(got[i] == want[i] || std::abs(double(got[i]) - double(want[i])) <= error ||
+               (std::isnan(got[i]) && std::isnan(want[i])));
+  return wrong;
+}
+
+// A list that list_slots_cuda goes through in more than two passes.
+TEST_CASE("mla: lists_cuda and reference on a list of 5000 keys") {
+  Backend& cuda = backend_of(ATTN_BACKEND_CUDA);
+  if (!cuda.context) ATTN_SKIP(cuda.reason);
+  for (const attn_dtype type : {ATTN_BF16, ATTN_MLA_656}) {
+    Draw draw{uint64_t(type), 80};
+    const Shape shape{type, 576, 512};
+    Lists in(shape, 1, 20, 2);
+    auto part = std::make_unique<Part>(draw, shape, 1, 2, 1, PartOptions{.lists = false});
+    part->s.list_block = part->s.list_queries = 1;
+    part->s.list_heads = 1;
+    part->s.list_size = 5000;
+    part->list = Array<int32_t>(2 * 5000);
+    for (int32_t& entry : part->list.values)
+      entry = int32_t(draw(uint64_t(part->s.seqlen) + 40)) - 20;
+    part->a.list = part->list.data();
+    in.add(std::move(part));
+    in.fill_q(draw);
+    INFO(dtype_name(type));
+    const ListsAnswer got = answer(cuda.context, in, "lists_cuda");
+    INFO(got.error << " " << got.attends);
+    if (got.status == ATTN_UNSUPPORTED) continue;  // by kernels of a file
+    REQUIRE(got.status == ATTN_OK);
+    CHECK(got.error == "");
+    CHECK(got.launches >= 2);
+    if (stand_in()) continue;
+    const ListsAnswer want = answer(backend_of(ATTN_BACKEND_REFERENCE).context, in, nullptr);
+    REQUIRE(want.status == ATTN_OK);
+    CHECK(differ(got.out, want.out, 8e-3) == 0);
+    CHECK(differ(got.lse, want.lse, 3e-4) == 0);
+  }
+}
+
+// Where row `key` of sequence b is, or -1.
+int64_t row_of(const Part& part, int64_t b, int64_t key) {
+  if (part.s.layout != ATTN_PAGED) return b * part.s.seqlen + key;
+  const int32_t page = part.table.values[size_t(b * part.s.max_pages + key / part.s.page_size)];
+  if (page < 0 || page >= part.s.num_pages) return -1;
+  return page * int64_t{part.s.page_size} + key % part.s.page_size;
+}
+int64_t length_of(const Part& part, int64_t b) {
+  return part.s.has_seqlens ? part.seqlens.values[size_t(b)] : part.s.seqlen;
+}
+
+// Rows of codes where they are, with any scales, NaN in all that nobody may read and, in some
+// problems, one NaN that each query of a sequence sees.
+struct RowsOfCodes {
+  Shape shape;
+  Lists in;
+  double size;  // of the largest value
+  bool exact;   // codes times scales are numbers of bf16
+  bool nans = false;
+
+  RowsOfCodes(uint64_t seed, attn_dtype type) : shape{type, 576, 512} {
+    Draw draw{seed, uint64_t(type)};
+    const int64_t heads[] = {1, 3, 8, 16, 20, 64, 128};
+    const int64_t batch = 1 + draw(4), group = draw.pick(heads);
+    in = Lists(shape, batch, group, 1 + draw(8));
+    const PartOptions options{
+        .longest = draw.chance(3) ? 150 : 1500, .bad_pages = draw.chance(2), .lists = false};
+    auto part = std::make_unique<Part>(draw, shape, batch, in.p.seqlen_q, 1, options);
+    const int64_t bytes = dtype_bytes(type, shape.dim);
+    const int64_t rows = int64_t(part->k.values.size()) / bytes;
+    const int mode = int(seed % 4);
+    exact = mode != 1 && type != ATTN_F8_E4M3FN_TOKEN;
+    const double factor = mode == 2 ? 0x1p40 : mode == 3 ? 0x1p-40 : 1;
+    size = factor * (mode == 1 ? 3 : 1);
+    constexpr float factors[] = {1.0f / 64, 0.3f, 1, 3};
+    const auto draw_factor = [&] { return mode == 1 ? draw.pick(factors) : float(factor); };
+    const auto scale = [&](char* at) {
+      float x;
+      std::memcpy(&x, at, sizeof x);
+      x *= draw_factor();
+      std::memcpy(at, &x, sizeof x);
+    };
+    if (type == ATTN_MLA_656) {
+      for (int64_t row = 0; row < rows; ++row)
+        for (int n = 0; n < 4; ++n) scale(part->k.data() + row * bytes + 512 + 4 * n);
+    } else if (type == ATTN_F8_E4M3FN_TOKEN) {
+      for (int64_t row = 0; row < rows; ++row) scale(part->scales.data() + 4 * row);
+    } else if (mode > 0) {
+      const attn_descale_kind kinds[] = {ATTN_DESCALE_TENSOR, ATTN_DESCALE_HEAD,
+                                         ATTN_DESCALE_BLOCK};
+      part->s.k_descale = draw.pick(kinds);
+      if (part->s.k_descale == ATTN_DESCALE_BLOCK) part->s.descale_block_keys = 64;
+      part->k_descale = Array<float>(part->s.k_descale == ATTN_DESCALE_TENSOR ? 1
+                                     : part->s.k_descale == ATTN_DESCALE_HEAD
+                                         ? batch
+                                         : batch * ((part->s.seqlen + 63) / 64));
+      for (float& x : part->k_descale.values) x = draw_factor();
+      part->a.k_descale = part->k_descale.data();
+    }
+    std::vector<bool> read(size_t(rows), false);
+    for (int64_t b = 0; b < batch; ++b)
+      for (int64_t key = 0; key < length_of(*part, b); ++key)
+        if (const int64_t row = row_of(*part, b, key); row >= 0) read[size_t(row)] = true;
+    for (int64_t row = 0; row < rows; ++row)
+      if (!read[size_t(row)]) std::memset(part->k.data() + row * bytes, 0xff, size_t(bytes));
+    if (seed % 5 == 0 && part->s.layout != ATTN_PAGED)  // pages may be others' too
+      for (int64_t b = 0; b < batch; b += 2)
+        if (length_of(*part, b) >= in.p.seqlen_q) {
+          part->k.values[size_t(row_of(*part, b, 0) * bytes + draw(512))] = 0x7f;
+          nans = true;
+        }
+    in.add(std::move(part));
+    if (draw.chance(2)) in.p.flags |= ATTN_CAUSAL;
+    if (draw.chance(3)) in.p.flags |= ATTN_SINKS;
+    if (draw.chance(2)) in.p.max_sms = int32_t(1 + draw(40));
+    // Scores do not depend on the factor.
+    in.fill_q(draw, 1 / factor, type == ATTN_MLA_656 ? 1 : 1 / factor);
+  }
+};
+
+void check_codes(attn_dtype type, uint64_t first, uint64_t last) {
+  Backend& cuda = backend_of(ATTN_BACKEND_CUDA);
+  if (!cuda.context) ATTN_SKIP(cuda.reason);
+  const bool hopper = cuda.context->context->driver->device().arch == "sm_90";
+  bool nans = false;
+  for (uint64_t seed = first; seed <= last; ++seed) {
+    const RowsOfCodes of(seed, type);
+    INFO("seed " << seed << " " << dtype_name(type));
+    const ListsAnswer got = answer(cuda.context, of.in, nullptr);
+    INFO(got.error << " " << got.kernel);
+    if (!hopper && got.status == ATTN_UNSUPPORTED) continue;
+    REQUIRE(got.status == ATTN_OK);
+    CHECK(got.error == "");
+    if (hopper) CHECK(got.kernel == kernel_of(type));
+    if (!hopper || stand_in()) continue;
+    CHECK(got.launches >= 2);
+    const ListsAnswer want = answer(backend_of(ATTN_BACKEND_REFERENCE).context, of.in, nullptr);
+    REQUIRE(want.status == ATTN_OK);
+    CHECK(differ(got.out, want.out, 8e-3 * of.size) == 0);
+    CHECK(differ(got.lse, want.lse, of.exact ? 3e-4 : 4e-3) == 0);
+    CHECK(std::any_of(got.lse.begin(), got.lse.end(), [](float x) { return std::isnan(x); }) ==
+          of.nans);
+    nans |= of.nans;
+  }
+  if (hopper && !stand_in() && last > 20) CHECK(nans);
+}
+TEST_CASE("mla: rows of 656 bytes on few problems") {  // which sanitizers run
+  check_codes(ATTN_MLA_656, 1, 10);
+}
+TEST_CASE("mla: rows of 656 bytes on random problems") {
+  check_codes(ATTN_MLA_656, 11, 90);
+}
+TEST_CASE("mla: rows of e4m3 on few problems") {
+  check_codes(ATTN_F8_E4M3FN, 1, 10);
+}
+TEST_CASE("mla: rows of e4m3 on random problems") {
+  check_codes(ATTN_F8_E4M3FN, 11, 60);
+  check_codes(ATTN_F8_E4M3FN_TOKEN, 11, 60);
+}
+
+TEST_CASE("mla: equal bits of rows of codes over 100 runs") {
+  Backend& cuda = backend_of(ATTN_BACKEND_CUDA);
+  if (!cuda.context) ATTN_SKIP(cuda.reason);
+  if (cuda.context->context->driver->device().arch != "sm_90" || stand_in()) ATTN_SKIP("no Hopper");
+  for (const attn_dtype type : types_of_codes) {
+    const RowsOfCodes of(16, type);
+    const ListsAnswer first = answer(cuda.context, of.in, kernel_of(type));
+    REQUIRE(first.status == ATTN_OK);
+    int other = 0;
+    for (int n = 0; n < 50; ++n) {  // of two runs each
+      const ListsAnswer next = answer(cuda.context, of.in, kernel_of(type));
+      CHECK(next.error == "");
+      other += std::memcmp(next.out.data(), first.out.data(), next.out.size() * sizeof(float)) != 0;
+    }
+    INFO(dtype_name(type));
+    CHECK(other == 0);
+  }
 }
 
 // Any problem of latent caches that kernels of devices take; long enough for sequences to be shared

@@ -42,12 +42,14 @@ BACKWARD_90_BIAS = "bwd_sm90_bf16_d64_bias"
 BACKWARD_BIAS = "bwd_sm80_bf16_d64_score"
 LISTS = "lists_cuda"
 LATENT = "mla_sm90_bf16_d576_r64_pages"
+CODES = "mla_sm90_bf16_d576_r64_656"
 SHARDS = "shards_cuda"
 # Of kernels that are several launches, and where tests take others beside them, the files of all.
 SOURCES = {SHARDS: ["merge/accumulate_cuda.cu", "merge/wait_cuda.cu", "stubs/fwd_sm80_bf16_d128.cu"],
            LISTS: ["cache/gather_cuda.cu", "cache/list_slots_cuda.cu", "cache/gather_lse_cuda.cu", "stubs/mla_sm90_bf16_d576_r32.cu",
                    "stubs/mla_sm90_bf16_d576_r64_pages.cu", "mla/mla_merge_sm90.cu"],
            LATENT: ["stubs/mla_sm90_bf16_d576_r64_pages.cu", "mla/mla_merge_sm90.cu"],
+           CODES: ["stubs/mla_sm90_bf16_d576_r64_656.cu", "mla/mla_merge_sm90.cu"],
            DEQUANTISED: ["cache/dequantise_sm90.cu", "stubs/fwd_sm90_f16_d64.cu"],
            MIXED: ["stubs/fwd_sm90_bf16_d128_paged.cu", "stubs/decode_sm90_bf16_d128_r16.cu"],
            ROLL: ["cache/kv_roll_cuda.cu", "cache/kv_append_cuda.cu"],
@@ -66,6 +68,7 @@ SOURCES = {SHARDS: ["merge/accumulate_cuda.cu", "merge/wait_cuda.cu", "stubs/fwd
 TESTS = {SHARDS: ["cuda: results are added*,cuda: segments are read*"],
          LISTS: ["mla: lists_cuda*"],
          LATENT: ["mla: random latent caches*,mla: many more sequences*"],
+         CODES: ["mla: rows of 656 bytes*"],
          DECODE: ["decode: random problems,kv_begin: random problems"],
          APPEND: ["kv_append: random layouts*,kv_append: many tokens*,kv_append: heads*,kv_append: slots"], QUANTIZE: ["quantize: *"], ROLL: ["kv_roll: *"],
          EARLY: ["cuda: values that the kernel in front writes"], BLOCKS: ["blocks: *,scales: *"],
@@ -95,12 +98,12 @@ MUTANTS = [
     (SHARDS, "rows that see nothing written", "merge/accumulate_cuda.cu", "if (lse == nothing) return;", ""),
     (SHARDS, "what an empty row holds added", "merge/accumulate_cuda.cu", "keep == 0 ? from[d] : add(", "add("),
     (SHARDS, "the strides of the part", "merge/accumulate_cuda.cu", "i * a.out_stride[1]", "i * a.heads * a.head_dim"),
-    (LISTS, "lists one off", "cache/visits.cuh", "(long long)v.list[j / s.list_block] *", "(v.list[j / s.list_block] + 1ll) *"),
+    (LISTS, "lists one off", "cache/visits.cuh", "(long long)v.list[entry] *", "(v.list[entry] + 1ll) *"),
     (LISTS, "-1 for the first key", "cache/visits.cuh", "if (key < v.begin || key >= v.end) return none;",
      "if (key >= v.end) return none;\n    if (key < 0) key = v.begin;"),
     (LISTS, "a duplicate dropped", "cache/visits.cuh", "if (key < v.begin || key >= v.end) return none;",
-     "if (key < v.begin || key >= v.end) return none;\n    for (int n = 0; n < j / s.list_block; ++n)\n"
-     "      if (v.list[n] == v.list[j / s.list_block]) return none;"),
+     "if (key < v.begin || key >= v.end) return none;\n    for (int n = 0; n < entry; ++n)\n"
+     "      if (v.list[n] == v.list[entry]) return none;"),
     (LISTS, "the neighbour's number of keys", "cache/gather_cuda.cu", "a.lengths[item] =", "a.lengths[item > 0 ? item - 1 : 0] ="),
     (LISTS, "keys of the block before overwritten", "cache/gather_cuda.cu", "for (int j = 0; j < first;", "for (int j = attn_gather_threads; j < first;"),
     (LISTS, "hidden keys kept", "cache/visits.cuh", "v.end = min(v.end, seen.end);", ""),
@@ -110,9 +113,18 @@ MUTANTS = [
     (LISTS, "the next sequence's first key one row early", "cache/list_slots_cuda.cu", "key.entry * to.entry_slots", "key.entry * (to.entry_slots - 1)"),
     (LISTS, "places of the 1024 keys before overwritten", "cache/list_slots_cuda.cu", "before += kept.all;", "before = kept.all;"),
     (LISTS, "the neighbour's number of places", "cache/list_slots_cuda.cu", "to.lengths[item] =", "to.lengths[item > 0 ? item - 1 : 0] ="),
-    (LATENT, "rope columns of the next unit", "mla/many.cuh", "if (which == 1) feed.load_rope(n + rope_slots, rope_slot);\n        feed.load_half(n + half_slots, half);",
-     "feed.load_half(n + half_slots, half);\n        if (by_rows && which == 1) feed.load_rope(n + rope_slots, rope_slot);"),
+    (LATENT, "rope columns of the next unit", "mla/many.cuh",
+     "if (which == 1) feed.load_rope(n + Shared::rope_slots, rope_slot);\n        feed.load_half(n + Shared::half_slots, half);",
+     "feed.load_half(n + Shared::half_slots, half);\n        if (!boxes && which == 1) feed.load_rope(n + Shared::rope_slots, rope_slot);"),
     (LATENT, "keys of bad pages kept", "mla/many.cuh", "!(there >> key & 1)", "false"),
+    (CODES, "the scale of the neighbouring group", "mla/codes.cuh", "panel < 2 ? of_groups.x : of_groups.y", "panel < 2 ? of_groups.y : of_groups.x"),
+    (CODES, "the scale of the neighbouring key", "mla/codes.cuh", "scales_of(octet)[key];", "scales_of(octet)[key ^ 1];"),
+    (CODES, "rope columns left out", "mla/codes.cuh", "from + rope_columns_at + 16 * chunk, from != nullptr)",
+     "from + rope_columns_at + 16 * chunk, false)"),
+    (CODES, "the first half's codes for both", "mla/codes.cuh", "from + 256 * which + 16 * chunk", "from + 16 * chunk"),
+    (CODES, "codes of the unit before", "mla/codes.cuh", "copy_octet(2 * number + 4);", "copy_octet(2 * number + 2);"),
+    (CODES, "keys that are not there read", "mla/codes.cuh", "there ? at : nullptr", "there ? at : static_cast<const char*>(s.v)"),
+    (CODES, "a unit of the turn before", "mla/codes.cuh", "go_on(number, 4);", "go_on(number, unit == 5 ? 3 : 4);"),
     (LATENT, "merged row tiles of the block before", "mla/mla_merge_sm90.cu", "find_share(a, column, number + 1)", "find_share(a, column, number)"),
     (LISTS, "a row of nobody with a sink", "cache/gather_lse_cuda.cu", "row >= a.cu_seqlens_q[a.batch]", "row > a.cu_seqlens_q[a.batch]"),
     (MERGE, "a part left out", "merge/merge_cuda.cu", "s < a.num_parts; ++s", "s < a.num_parts - 1; ++s"),

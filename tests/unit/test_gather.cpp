@@ -139,11 +139,12 @@ TEST_CASE("gather: packed queries without lists take one pass") {
 
 TEST_CASE("gather: copies of many queries in passes of a GiB") {
   Setup s(1, 4096, 128);
-  s.segment.k_type = ATTN_MLA_656;
+  s.segment.k_type = ATTN_F8_E4M3FN;
+  s.problem.q_type = ATTN_F16;
   const Chosen c = on_hopper(s);
   REQUIRE(c.name() == "lists_cuda");
   CHECK(c.copies());
-  CHECK(c.attends_by() == "mla_sm90_bf16_d576_r64");
+  CHECK(c.attends_by() == "mla_sm90_f16_d576_r64");
   const std::vector<RunForward> passes = c.runs();
   REQUIRE(passes.size() == 10);  // of 455 queries
   CHECK(c.attends().batch == 455);
@@ -168,7 +169,23 @@ TEST_CASE("gather: when keys are copied") {
   };
   Setup s(2, 1, 64);
   CHECK(!copies(s));
+  s.segment.k_type = ATTN_MLA_656;
+  CHECK(!copies(s));
+  CHECK(on_hopper(s).attends_by() == "mla_sm90_bf16_d576_r64_656");
+  s.problem.softcap = 1;
+  CHECK(copies(s));
+  s.problem.softcap = 0;
   s.segment.k_type = ATTN_F8_E4M3FN;
+  s.segment.k_descale = ATTN_DESCALE_TENSOR;
+  CHECK(!copies(s));
+  CHECK(on_hopper(s).attends_by() == "mla_sm90_bf16_d576_r64_e4m3");
+  // A list is a sequence of its own.
+  s.segment.k_descale = ATTN_DESCALE_HEAD;
+  CHECK(copies(s));
+  s.segment.k_descale = ATTN_DESCALE_NONE;
+  s.segment.k_type = ATTN_F8_E4M3FN_TOKEN;
+  CHECK(!copies(s));
+  s.segment.k_scale_stride = {64 + 8, 1, 1};  // other places than those of keys
   CHECK(copies(s));
   // Pages that are no whole number of rows apart.
   s = Setup(2, 1, 64);
@@ -223,6 +240,10 @@ TEST_CASE("gather: without lists sequences are copied once for all their queries
   s.segment.list_size = 0;
   CHECK(on_hopper(s).name() == "mla_sm90_bf16_d576_r64");  // which needs no copy
   s.segment.k_type = ATTN_MLA_656;
+  CHECK(on_hopper(s).name() == "mla_sm90_bf16_d576_r64_656");  // nor this
+  s.segment.k_type = ATTN_F8_E4M3FN;
+  CHECK(on_hopper(s).name() == "mla_sm90_bf16_d576_r64_e4m3");
+  s.problem.softcap = 1;  // which neither of these takes
   const Chosen c = on_hopper(s);
   REQUIRE(c.name() == "lists_cuda");
   CHECK(c.attends().batch == 4);
@@ -264,7 +285,8 @@ TEST_CASE("gather: what is declined") {
   s = Setup(1, 1, 16);
   s.segment.list_size = 4 << 20;
   CHECK(on_hopper(s).name() == "lists_cuda");  // tables of them are small
-  s.segment.k_type = ATTN_MLA_656;
+  s.segment.k_type = ATTN_F8_E4M3FN;
+  s.problem.q_type = ATTN_F16;
   CHECK(has(on_hopper(s, "lists_cuda").name(), "the keys of a query take a workspace of"));
   s = Setup(2, 1, 16);
   s.segment.layout = ATTN_PADDED;
@@ -292,8 +314,9 @@ TEST_CASE("gather: attn_explain names the parts") {
             R"("parts":[{"kernel":"list_slots_cuda","computes":"places of keys"},)"
             R"({"kernel":"mla_sm90_bf16_d576_r64_pages","computes":"attention to the keys where )"
             R"(they are"})"));
-  s.segment.k_type = ATTN_MLA_656;
+  s.segment.k_type = ATTN_F8_E4M3FN;
+  s.problem.q_type = ATTN_F16;
   REQUIRE(attn_explain_device(&device, &s.problem, text.data(), text.size(), &size) == ATTN_OK);
   CHECK(has(text.data(), R"("parts":[{"kernel":"gather_cuda","computes":"copies of keys"},)"
-                         R"({"kernel":"mla_sm90_bf16_d576_r64",)"));
+                         R"({"kernel":"mla_sm90_f16_d576_r64",)"));
 }

@@ -54,7 +54,13 @@ struct Input {
 TEST_CASE("mla: the kernel follows from rows and options", "[plan]") {
   const auto of_rows = [](int rows) { return "mla_sm90_bf16_d576_r" + std::to_string(rows); };
   CHECK(Input(64, 8192, 8).kernel() == of_rows(8));
-  CHECK(Input(64, 8192, 16).kernel() == of_rows(16));
+  CHECK(Input(64, 8192, 16).kernel() == of_rows(64));
+  CHECK(Input(65, 8192, 16).kernel() == of_rows(16));
+  // Few units, at most two for each of 132 multiprocessors.
+  CHECK(Input(1, 264 * 64, 8).kernel() == of_rows(64));
+  CHECK(Input(1, 265 * 64, 8).kernel() == of_rows(8));
+  CHECK(Input(132, 128, 16).kernel() == of_rows(64));
+  CHECK(Input(133, 128, 16).kernel() == of_rows(16));
   CHECK(Input(64, 8192, 16, 2).kernel() == of_rows(64));
   CHECK(Input(64, 8192, 64).kernel() == of_rows(64));
   CHECK(Input(64, 8192, 128).kernel() == of_rows(64));
@@ -66,6 +72,11 @@ TEST_CASE("mla: the kernel follows from rows and options", "[plan]") {
   in.segment.page_size = 16;
   in.segment.max_pages *= 4, in.segment.num_pages *= 4;
   CHECK(in.kernel() == of_rows(64) + "_pages");
+  in = Input(1, 8192, 16);
+  in.problem.segments = &in.segment;
+  in.segment.page_size = 16;
+  in.segment.max_pages *= 4, in.segment.num_pages *= 4;
+  CHECK(in.kernel() == of_rows(16));
   // What the kernels of 64 rows do not take.
   in = Input(64, 8192, 128);
   in.problem.segments = &in.segment;
