@@ -45,7 +45,7 @@ constexpr int bias_static_shared_bytes = 1024;  // at most, beside these
 
 struct attn_backward_bias_kernarg {
   attn_bwd_sm80_kernarg of;  // without items, dq, dk and dv
-  int element;  // the type of q, k, v and d_out
+  int element;               // the type of q, k, v and d_out
   void* d_bias;
   long long stride[4];  // elements: batch, head, q, kv
   int type, add;        // shared/types.h; to what is there
