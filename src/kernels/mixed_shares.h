@@ -17,9 +17,6 @@ struct MixedWork {
 // tokens take those that chunks leave.
 constexpr double memory_bytes_per_us = 4.5e6;
 constexpr double multiprocessor_bytes_per_us = 75e3;  // measured: one reads no more
-// Measured: what tokens take beyond their bytes, from the launch on until the last parts are
-// merged.
-constexpr double tokens_begin_us = 10;
 // Measured: items take this much longer while tokens read all that memory gives. If they read less,
 // items are slowed in proportion.
 constexpr double slowed_by_tokens = 0.3;
@@ -27,17 +24,12 @@ constexpr double slowed_by_tokens = 0.3;
 constexpr double memory_rate(int64_t multiprocessors) {
   return std::min(memory_bytes_per_us, double(multiprocessors) * multiprocessor_bytes_per_us);
 }
-// The tokens' bytes, and what could be read while they begin.
-constexpr double bytes_to_read(const MixedWork& work, int64_t blocks) {
-  const int64_t others = work.multiprocessors - std::min(work.items, blocks);
-  return work.token_bytes + tokens_begin_us * memory_rate(others);
-}
 // Microseconds if chunks have `blocks` multiprocessors at first, and tokens the others. When one of
 // both ends, the other gets its multiprocessors.
-constexpr double share_us(const MixedWork& work, int64_t blocks) {
+constexpr double mixed_us(const MixedWork& work, int64_t blocks) {
   const int64_t all = work.multiprocessors;
   int64_t items = work.items;
-  double bytes = bytes_to_read(work, blocks), us = 0;
+  double bytes = work.token_bytes, us = 0;
   while (items > 0) {
     // Rounds of items while tokens are read.
     const int64_t busy = std::min(items, blocks);
@@ -60,27 +52,19 @@ constexpr double share_us(const MixedWork& work, int64_t blocks) {
   }
   return us + bytes / memory_rate(all);
 }
-// Not less than tokens take alone.
-constexpr double tokens_us(const MixedWork& work) {
-  return tokens_begin_us + work.token_bytes / memory_rate(work.multiprocessors);
-}
-constexpr double mixed_us(const MixedWork& work, int64_t blocks) {
-  return std::max(share_us(work, blocks), tokens_us(work));
-}
 
 // Blocks of the chunks' first launch, if chunks and tokens run at the same time; 0: one after the
-// other, since both at once would gain less than 5 % or 5 us. The largest number within 1 % of the
+// other, since both at once would gain less than 5 % or 10 us. The largest number within 1 % of the
 // best time, because the host may know only capacities and tokens may be shorter.
 constexpr int64_t concurrent_blocks(const MixedWork& work) {
   if (work.items <= 0 || work.token_bytes <= 0) return 0;
   const int64_t all = work.multiprocessors;
-  const double apart = double((work.items + all - 1) / all) * work.item_us + tokens_us(work);
-  // Tokens that begin on a few multiprocessors end before chunks do.
-  int64_t blocks = all - std::max<int64_t>(1, all / 16);
+  const double apart =
+      double((work.items + all - 1) / all) * work.item_us + work.token_bytes / memory_rate(all);
   double best = apart;
-  for (int64_t n = 1; n <= blocks; ++n) best = std::min(best, mixed_us(work, n));
-  if (best > std::min(0.95 * apart, apart - 5)) return 0;
-  blocks = std::min(blocks, work.items);
+  for (int64_t n = 1; n < all; ++n) best = std::min(best, mixed_us(work, n));
+  if (best > std::min(0.95 * apart, apart - 10)) return 0;
+  int64_t blocks = std::min(all - 1, work.items);
   while (mixed_us(work, blocks) > 1.01 * best) --blocks;
   return blocks;
 }
