@@ -368,9 +368,11 @@ TEST_CASE("prefix: a run launches the parts that attn_explain names") {
     p.num_segments = 2;
     p.out_type = ATTN_BF16;
     p.kernel = kernel->name;
-    char text[16384];
-    REQUIRE(attn_explain(backend.context, &p, text, sizeof text, nullptr) == ATTN_OK);
-    const auto told = nlohmann::json::parse(text);
+    size_t size = 0;
+    REQUIRE(attn_explain(backend.context, &p, nullptr, 0, &size) == ATTN_OK);
+    std::string text(size, 0);
+    REQUIRE(attn_explain(backend.context, &p, text.data(), text.size(), nullptr) == ATTN_OK);
+    const auto told = nlohmann::json::parse(text.c_str());
     REQUIRE(told["kernel"] == kernel->name);
     // Merges take the lse of the shared segments as it is, but for those of HIP.
     REQUIRE(told["parts"].size() == (kernel->backend == ATTN_BACKEND_HIP ? 4 : 3));

@@ -132,8 +132,8 @@ attn_dtype q_type_of(const Kernel& kernel) {
 }
 // q's type if the kernel takes it for all K and V too.
 attn_dtype kv_type_of(const Kernel& kernel) {
-  for (const attn_dtype type :
-       {test::kv_type_of(kernel, q_type_of(kernel)), ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_Q8_0})
+  for (const attn_dtype type : {test::kv_type_of(kernel, q_type_of(kernel)), ATTN_F8_E4M3FN,
+                                ATTN_F8_E5M2, ATTN_Q8_0, ATTN_MLA_656})
     if (kernel.limits.kv_types & type_bit(type)) return type;
   return ATTN_Q4_0;
 }
