@@ -40,7 +40,7 @@ DECODE_ROWS = "2026-11-27_h100_decode_9e96548"
 DECODE = "2026-11-25_h200_decode_ce0eb29"
 PREFILL = "2026-11-24_h200_decode_65b81da"
 QUANTISED = "2026-11-27_h100_decode_blocks_50b6a6c"
-LATENT = "2026-11-27_h100_mla_decode_50b6a6c"
+LATENT = "2026-11-27_h100_mla_decode_42f0ca4"
 PREFIX = "2026-11-27_h100_prefix_50b6a6c"
 STEP = "2026-11-27_h100_step_50b6a6c"
 APPEND = "2026-11-25_h200_append_ce0eb29"
@@ -278,14 +278,14 @@ What each step gave, and the kernels before these, are in the logs of [26](log/2
 
 def latent():
     result = measured(LATENT)
-    rows = [[c["name"], *(microseconds(c["us"].get(who)) for who in ("libattn", "flashmla", "read")), f"`{c['kernels']['libattn']}`"]
+    rows = [[c["name"], *(microseconds(c["us"].get(who)) for who in ("libattn", "flashmla")), f"`{c['kernels']['libattn']}`"]
             for c in result["cells"]]
     return f"""## Decode over latent caches
 
 `mla_sm90_*` ([mla.md](mla.md)) beside FlashMLA as vllm 0.33 ships it: K of 576 columns, of which the first 512 are V, bf16; batch, keys, query heads,
 `q2`: 2 queries of each sequence. Microseconds, larger than L2. {where(result)}, {result['rounds']} rounds, interleaved ({link(LATENT)}).
 
-{table(["", "libattn", "FlashMLA", "read", "kernel"], rows)}
+{table(["", "libattn", "FlashMLA", "kernel"], rows)}
 - {against(result["cells"], "flashmla")} rows. What limits them is in the [log](log/2026-11-27_mla_decode.md).
 """
 

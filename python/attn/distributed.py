@@ -1538,7 +1538,7 @@ def decode(q, k, v, *, group=None, heads="split", seqlens_kv=None, block_table=N
     seqlens_kv         i32 [B]: this rank's keys of each sequence
     interleave         key c of rank r is at position (c // interleave * ranks + r) * interleave + c % interleave: 1 token by token, or
                        a page's size. With total_seqlens i32 [B], the keys of each sequence on all ranks: needed by several queries
-                       with causal, by windows and by alibi_slopes, which compare positions (on the CPU only)
+                       with causal, by windows and by alibi_slopes, which compare positions
     causal             query i is at position total_seqlens - Sq + i; a single query sees all keys without positions
     peers              True: GPUs of one host read q and results in each other's memory, without NCCL, which is faster. The memory is kept
                        with the group. A call of larger sizes than those before makes it, so make one before a graph is captured. All calls
