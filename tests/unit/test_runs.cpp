@@ -223,7 +223,7 @@ int allocations_of_forward(attn_context* context, const Kernel& kernel, const Va
     if (v.descale) {
       s.k_descale = s.v_descale = ATTN_DESCALE_HEAD;
       zeros(kv[n].k_descale);
-      zeros(kv[n].v_descale);
+      if (!v_in_k) zeros(kv[n].v_descale);
     }
   }
   Plan plan;
