@@ -509,8 +509,8 @@ typedef struct attn_args {
   const int64_t* query_start; /* ATTN_QUERY_POSITIONS: [B], below 2^30 in magnitude */
   /* PACKED q: tokens in q, out and lse [Hq, total_q] of this run, up to the problem's total_q, for
    * which the strides are valid: one plan serves batches of other sizes. 0 = the problem's. Nothing
-   * after the last token is read or written. Forward on every backend; only the problem's with
-   * lists of keys, for gradients, and in shards_cuda */
+   * after the last token is read or written. Forward on every backend; only the problem's for
+   * gradients, with lists of keys, and in shards_cuda, lists_cuda and prefix_* */
   int64_t total_q;
 } attn_args;
 

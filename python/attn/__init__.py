@@ -120,7 +120,7 @@ def backward(d_out, q, k, v, out, lse, *, causal=False, causal_top_left=False, w
     dtype              of the gradients but d_sinks, which is f32. None: that of each input; f32; f64 (reference)
     dq, dk, dv, d_bias, d_sinks  arrays for the results, which are returned; they must not overlap another array
     accumulate         the results are added to what dq, dk ... hold
-    backend            "auto", "reference", "cpu" or "cuda", which takes f16 and bf16 and gives no d_bias; hip has no kernel yet
+    backend            "auto", "reference", "cpu" or "cuda", which takes f16 and bf16; hip has no kernel yet
 
     Equal calls give equal bits, on any number of threads and multiprocessors. docs/backward.md says what is computed, and how accurately."""
     return _attn.backward(locals())

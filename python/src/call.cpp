@@ -977,9 +977,11 @@ attn_problem Call::in_steps() {
       s.seqlen = std::min(room, int64_t(stepped(size_t(s.seqlen), few_keys)));
   }
   attn_problem p = problem_;
+  // What kernels that consist of others compute takes the tokens of its plan alone.
   const bool exact = p.flags & (ATTN_ACCUMULATE | ATTN_BLOCK_MASK) ||
                      std::any_of(segments_.begin(), segments_.end(), [](const attn_segment& s) {
-                       return s.list_size > 0 || s.shared || s.has_ready;
+                       return s.list_size > 0 || s.shared || s.has_ready || s.has_key_start ||
+                              s.no_positions || s.v_in_k || s.k_type == ATTN_F8_E4M3FN_TOKEN;
                      });
   // Of out by heads, tokens of one head would reach into the next one's.
   const attn_strides& out = p.out_stride;
