@@ -483,6 +483,7 @@ class _Peers:
         self.handle = symmetric.rendezvous(memory, group.group)
         self.buffers = [memory if r == group.rank else self.handle.get_remote_tensor(r, (size,), torch.uint8) for r in range(group.ranks)]
         self.streams = [torch.cuda.Stream(device) for _ in range(group.ranks - 1)]  # copies from the others
+        self.device = device
         self.limit = int((_time_out(group.group) or _USUAL).total_seconds() * 1000)
 
     def meet(self, channel):
@@ -493,7 +494,7 @@ class _Peers:
         """A function that makes what is then the current stream wait until copies[i] = [(into, from), ...] are done, from the i-th rank after this one.
 
         They begin when the stream has got here. Copies of contiguous memory are the copy engines', so kernels keep all multiprocessors."""
-        begin, ends = torch.cuda.current_stream().record_event(), []
+        begin, ends = torch.cuda.current_stream(self.device).record_event(), []
         for stream, pairs in zip(self.streams, copies):
             stream.wait_event(begin)
             with torch.cuda.stream(stream):
@@ -503,7 +504,7 @@ class _Peers:
 
         def wait():
             for event in ends:
-                torch.cuda.current_stream().wait_event(event)
+                torch.cuda.current_stream(self.device).wait_event(event)
         return wait
 
 
@@ -856,7 +857,7 @@ class _Part:
                 arrays[1:3] = (_for_sequences(x, step.sequences) for x in arrays[1:3])
             *qkv, into, given = arrays
             if aside and step.aside:  # all of a place's rows, for the first time
-                aside.wait_stream(torch.cuda.current_stream())
+                aside.wait_stream(torch.cuda.current_stream(self.q.device))
                 with torch.cuda.stream(aside):
                     _forward(*qkv, out=into, lse=given, **step.options, **self.extra)
                 done.append(rows)
@@ -1011,11 +1012,11 @@ def _all_gather_forward(call, q, k, v, slopes, dtype):
         with torch.cuda.stream(aside) if aside and in_turn and number % 2 else contextlib.nullcontext():
             kv = next(gathered)
             if aside and number == 0:
-                aside.wait_stream(torch.cuda.current_stream())
+                aside.wait_stream(torch.cuda.current_stream(q.device))
             part.add_keys(*kv, (0, call.total), None if in_turn else aside)
         kept.append(kv)  # until it has been read in both streams
     if aside:
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream(q.device).wait_stream(aside)
     return parts, out, lse
 
 

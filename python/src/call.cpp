@@ -973,7 +973,7 @@ attn_problem Call::in_steps() {
   for (attn_segment& s : segments_) {
     const bool blocks = s.k_descale == ATTN_DESCALE_BLOCK || s.v_descale == ATTN_DESCALE_BLOCK;
     const int64_t room = int64_t{s.max_pages} * s.page_size;
-    if (any_keys && s.layout == ATTN_PAGED && !blocks && s.seqlen < room)
+    if (any_keys && s.layout == ATTN_PAGED && s.has_seqlens && !blocks && s.seqlen < room)
       s.seqlen = std::min(room, int64_t(stepped(size_t(s.seqlen), few_keys)));
   }
   attn_problem p = problem_;
@@ -990,7 +990,10 @@ attn_problem Call::in_steps() {
   if (p.q_layout != ATTN_PACKED || p.total_q <= few_tokens || exact || !by_tokens) return p;
   args_.total_q = p.total_q;
   p.total_q = int64_t(stepped(size_t(p.total_q), 1));
-  if (p.seqlen_q > few_tokens)
+  // The host compares each sequence with it, if it says anything.
+  const attn_backend backend = owner_->backend();
+  const bool compares = backend == ATTN_BACKEND_CPU || backend == ATTN_BACKEND_REFERENCE;
+  if (p.seqlen_q > few_tokens && (!compares || p.seqlen_q == args_.total_q))
     p.seqlen_q = std::min(p.total_q, int64_t(stepped(size_t(p.seqlen_q), 1)));
   return p;
 }

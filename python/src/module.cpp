@@ -110,8 +110,8 @@ nb::object check_call(const Arguments& arguments) {
 }
 
 nb::object explain_call(const Arguments& arguments) {
-  const Call call(arguments);
-  return nb::cast(explain(*call.owner(), call.problem()));
+  Call call(arguments);
+  return nb::cast(explain(*call.owner(), call.in_steps()));  // the plan that a call makes
 }
 
 // ---- block masks --------------------------------------------------------------------------------

@@ -43,6 +43,12 @@ using Kernarg = decode::Kernarg<by_engine<variants, i>>;
 
 // Places of scales of f8_e4m3fn_token are numbers of 31 bits.
 Status check_scales(const Problem& p, const Segment& s) {
+  if (s.k_descale == ATTN_DESCALE_BLOCK) {
+    const double all = double(p.batch) * double(p.heads_kv) *
+                       double(ceil_div(s.seqlen, int64_t{s.descale_block_keys}));
+    if (all > INT32_MAX)
+      return unsupported("k_descale has ", all, " places; accepted: up to ", INT32_MAX);
+  }
   if (s.k_type != ATTN_F8_E4M3FN_TOKEN) return {};
   const Extents size = extents(p, s);
   const attn_strides& stride = s.k_scale_stride;

@@ -106,8 +106,11 @@ Status add_launches(const Problem& p, const DeviceInfo& device, Recipe* recipe) 
   // Beside tokens run the conversion, which waits for memory too but does not fill it, or chunks.
   const int64_t concurrent =
       beside && !converts ? concurrent_blocks(mixed_work(p, device, tile, few)) : 0;
-  decode::add_decode<few_variant.tile, true, true>(few_variant.name, p, device, recipe,
-                                                   converts ? beside : concurrent > 0);
+  // What goes on beside the tokens waits for what is before it; a launch of nothing does not.
+  bool goes_on = concurrent > 0;
+  if constexpr (converts)
+    goes_on = beside && dequantised::step(p, device, int(few) + 1, beside).launch.grid[0] > 0;
+  decode::add_decode<few_variant.tile, true, true>(few_variant.name, p, device, recipe, goes_on);
   recipe->workspace = aligned_bytes(recipe->workspace);
   const auto in_workspace = [&](Step step) {
     step.workspace_at = recipe->workspace;

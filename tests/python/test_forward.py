@@ -848,6 +848,7 @@ class Plans(Case):
                 self.close(lse[:, i:j], want_lse[0])
             self.assertTrue((out[offsets[-1]:] == 0).all() and np.isneginf(lse[:, offsets[-1]:]).all())
         self.assertEqual(attn.cache_info()["misses"], 2)
+        self.refuses(ValueError, ["130", "129"], attn.forward, q, k, v, cu_seqlens_q=np.array([0, total - 130, total, total], np.int32), max_seqlen_q=129)
         by_heads = np.empty((4, total, 16), np.float32).transpose(1, 0, 2)  # whose stride of heads would be too small for more tokens
         np.testing.assert_array_equal(attn.forward(q, k, v, cu_seqlens_q=offsets, out=by_heads), out)
 
@@ -864,6 +865,9 @@ class Plans(Case):
                 for b, n in enumerate(lengths):
                     self.close(out[b], softmax_attention(q[b:b + 1], k[b:b + 1, :n], v[b:b + 1, :n], causal(3, n))[0][0])
         self.assertEqual(attn.cache_info()["misses"], 1)  # all are planned for 160
+        # Without lengths it is the number of keys.
+        out = attn.forward(q, *pages, max_seqlen_kv=100, block_table=table, causal=True)
+        self.close(out, softmax_attention(q, k[:, :100], v[:, :100], causal(3, 100))[0])
         self.refuses(ValueError, ["max_seqlen_kv is 0", "1 or more"], attn.forward, q, *pages, max_seqlen_kv=0, **call)
         self.refuses(ValueError, ["161", "160"], attn.forward, q, *pages, max_seqlen_kv=161, **call)
         self.refuses(ValueError, ["max_seqlen_kv is given", "None"], attn.forward, q, k, v, max_seqlen_kv=160)
