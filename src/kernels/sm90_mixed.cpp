@@ -106,10 +106,10 @@ Status add_launches(const Problem& p, const DeviceInfo& device, Recipe* recipe) 
   // Beside tokens run the conversion, which waits for memory too but does not fill it, or chunks.
   const int64_t concurrent =
       beside && !converts ? concurrent_blocks(mixed_work(p, device, tile, few)) : 0;
+  Step conversion;
+  if constexpr (converts) conversion = dequantised::step(p, device, int(few) + 1, beside);
   // What goes on beside the tokens waits for what is before it; a launch of nothing does not.
-  bool goes_on = concurrent > 0;
-  if constexpr (converts)
-    goes_on = beside && dequantised::step(p, device, int(few) + 1, beside).launch.grid[0] > 0;
+  const bool goes_on = converts ? beside && conversion.launch.grid[0] > 0 : concurrent > 0;
   decode::add_decode<few_variant.tile, true, true>(few_variant.name, p, device, recipe, goes_on);
   recipe->workspace = aligned_bytes(recipe->workspace);
   const auto in_workspace = [&](Step step) {
@@ -135,7 +135,7 @@ Status add_launches(const Problem& p, const DeviceInfo& device, Recipe* recipe) 
   if (p.q_layout != ATTN_PACKED)  // all sequences are of one of both
     steps[p.seqlen_q <= few ? 1 : 0].launch.grid[0] = 0;
   if constexpr (converts) {
-    steps.insert(steps.begin(), in_workspace(dequantised::step(p, device, int(few) + 1, beside)));
+    steps.insert(steps.begin(), in_workspace(std::move(conversion)));
     if (p.q_layout != ATTN_PACKED && p.seqlen_q <= few) steps[0].launch.grid[0] = 0;
     recipe->cleared = recipe->workspace + dequantised::cleared_bytes(p);
     recipe->workspace += dequantised::workspace_bytes(p);
