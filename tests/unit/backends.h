@@ -9,6 +9,15 @@
 
 namespace attn::test {
 
+// On the stand-in for a driver, as if all kernels were in the build.
+inline context device_on(const mock::MockLibrary& library,
+                         attn_backend backend = ATTN_BACKEND_CUDA) {
+  auto options = make<attn_context_options>();
+  options.driver_path = library.path();
+  options.kernel_file = "all kernels";
+  return context(backend, &options);
+}
+
 // Calls body for the host backends and for the stand-ins of the others, which compute nothing.
 // `library` is null for the host.
 inline void on_every_backend(
@@ -22,10 +31,7 @@ inline void on_every_backend(
        {std::pair(ATTN_BACKEND_CUDA, "cuda_12"), std::pair(ATTN_BACKEND_HIP, "hip")}) {
     INFO(attn_backend_string(backend));
     const mock::MockLibrary library(name);
-    auto options = make<attn_context_options>();
-    options.driver_path = library.path();
-    options.kernel_file = "all kernels";
-    const context device(backend, &options);
+    const context device = device_on(library, backend);
     body(device.get(), &library);
   }
 }

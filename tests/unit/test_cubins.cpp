@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attn/attn.hpp"
+#include "backends.h"
 #include "catalog/catalog.h"
 #include "catch.h"
 #include "hopper.h"
@@ -226,10 +227,7 @@ bool built() {
 Status planned(mock::Code (*compiled)(const char*)) {
   const mock::MockLibrary library("cuda_12");
   library->compiled = compiled;
-  auto options = make<attn_context_options>();
-  options.driver_path = library.path();
-  options.kernel_file = "all kernels";
-  const context device(ATTN_BACKEND_CUDA, &options);
+  const context device = test::device_on(library);
   auto s = make<attn_segment>();
   s.k_type = s.v_type = ATTN_BF16;
   s.seqlen = 256;

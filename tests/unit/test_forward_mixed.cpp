@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attn/attn.hpp"
+#include "backends.h"
 #include "catalog/catalog.h"
 #include "catch.h"
 #include "hopper.h"
@@ -532,10 +533,7 @@ TEST_CASE("sm90 mixed: launches of a run, beside each other and in turn", "[plan
   const mock::MockLibrary library("cuda_12");
   library->kernel = record;
   library->pointed_bytes = max_kernarg_bytes;
-  auto options = make<attn_context_options>();
-  options.driver_path = library.path();
-  options.kernel_file = "all kernels";
-  const context device(ATTN_BACKEND_CUDA, &options);
+  const context device = test::device_on(library);
   for (const bool concurrent : {true, false}) {
     INFO(concurrent);
     Input in;

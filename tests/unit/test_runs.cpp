@@ -383,10 +383,7 @@ TEST_CASE("runs: kv_append allocates nothing") {
 
 TEST_CASE("runs: launches of kv_append on a device") {
   const mock::MockLibrary library("cuda_12");
-  auto options = make<attn_context_options>();
-  options.driver_path = library.path();
-  options.kernel_file = "all kernels";
-  const context device(ATTN_BACKEND_CUDA, &options);
+  const context device = device_on(library);
   auto p = make<attn_kv_append_problem>();
   p.batch = 64;
   p.heads_kv = 8;
@@ -454,10 +451,7 @@ TEST_CASE("runs: launches of kv_append on a device") {
 
 TEST_CASE("runs: decode kernels say how many descales of blocks they take") {
   const mock::MockLibrary library("cuda_12");
-  auto options = make<attn_context_options>();
-  options.driver_path = library.path();
-  options.kernel_file = "all kernels";
-  const context device(ATTN_BACKEND_CUDA, &options);
+  const context device = device_on(library);
   auto segment = make<attn_segment>();
   segment.k_type = segment.v_type = ATTN_F8_E4M3FN;
   segment.seqlen = int64_t{1} << 30;
@@ -480,10 +474,7 @@ TEST_CASE("runs: decode kernels say how many descales of blocks they take") {
 
 TEST_CASE("runs: decode kernels take trees, of 16 bits more rows than without") {
   const mock::MockLibrary library("cuda_12");
-  auto options = make<attn_context_options>();
-  options.driver_path = library.path();
-  options.kernel_file = "all kernels";
-  const context device(ATTN_BACKEND_CUDA, &options);
+  const context device = device_on(library);
   auto segment = make<attn_segment>();
   segment.k_type = segment.v_type = ATTN_BF16;
   segment.seqlen = 1000;

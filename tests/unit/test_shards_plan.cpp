@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attn/attn.hpp"
+#include "backends.h"
 #include "catalog/catalog.h"
 #include "catch.h"
 #include "core/dtype.h"
@@ -423,10 +424,7 @@ std::vector<mock::Launch>* launched;
 
 TEST_CASE("shards: launches in their order, with the addresses of the run") {
   const mock::MockLibrary library("cuda_12");
-  auto options = attn::make<attn_context_options>();
-  options.driver_path = library.path();
-  options.kernel_file = "all kernels";
-  const attn::context context(ATTN_BACKEND_CUDA, &options);
+  const attn::context context = test::device_on(library);
   std::vector<mock::Launch> launches;
   launched = &launches;
   library->kernel = [](const mock::Launch& launch) { launched->push_back(launch); };
@@ -489,10 +487,7 @@ TEST_CASE("shards: launches in their order, with the addresses of the run") {
 
 TEST_CASE("shards: a run has the tokens of its plan") {
   const mock::MockLibrary library("cuda_12");
-  auto options = attn::make<attn_context_options>();
-  options.driver_path = library.path();
-  options.kernel_file = "all kernels";
-  const attn::context context(ATTN_BACKEND_CUDA, &options);
+  const attn::context context = test::device_on(library);
   Setup s;
   s.problem.q_layout = ATTN_PACKED;
   s.problem.total_q = 50;
