@@ -650,6 +650,35 @@ attn_dtype kv_type_of(const Kernel& kernel, attn_dtype q_type) {
   return as_q ? q_type : ATTN_F8_E4M3FN;
 }
 
+Case small_case(const Kernel& kernel, const std::string& name, attn_layout layout,
+                int64_t capacity) {
+  const attn_dtype found = float_type_of(kernel),
+                   type = found == ATTN_DTYPE_NONE ? ATTN_F8_E4M3FN : found;
+  const auto dim = [](const Sizes& of) { return of.multiple > 64 ? of.multiple : int64_t{64}; };
+  Case c;
+  c.name = name;
+  c.thinning = on_all_kernels;
+  c.heads_q = 4;
+  c.heads_kv = 2;
+  c.head_dim = dim(kernel.limits.head_dim);
+  c.head_dim_v = dim(kernel.limits.head_dim_v);
+  c.v_in_k = kernel.limits.demanded_features & feature_v_in_k;
+  c.q_type = type;
+  c.out_type = ATTN_F32;
+  SegmentCase keys;
+  keys.layout = layout;
+  keys.page_size = 64;
+  keys.k_type = keys.v_type = kv_type_of(kernel, type);
+  for (const attn_dtype other : {ATTN_F8_E5M2, ATTN_Q8_0, ATTN_Q4_0})
+    if (!(kernel.limits.kv_types & type_bit(keys.k_type)) &&
+        kernel.limits.kv_types & type_bit(other))
+      keys.k_type = keys.v_type = other;
+  keys.capacity = capacity;
+  c.segments = {keys};
+  c.flags = ATTN_CAUSAL | kernel.limits.demands;
+  return c;
+}
+
 Outputs reference_answer(const Case& c, const Data& data) {
   return run_forward(backend_of(ATTN_BACKEND_REFERENCE), c, data, "reference", ATTN_F64);
 }

@@ -197,6 +197,12 @@ attn_dtype float_type_of(const Kernel& kernel);
 // others.
 attn_dtype kv_type_of(const Kernel& kernel, attn_dtype q_type);
 
+// A causal case on the kernel, with what it demands, head dimensions of 64 or the least it takes,
+// and K and V of one segment, in pages of 64, of a type it takes. Its sequences are still to be
+// said.
+Case small_case(const Kernel& kernel, const std::string& name, attn_layout layout,
+                int64_t capacity);
+
 // Whether the kernel's results for a sequence are stated for K and V rounded to the type of
 // weights.
 bool rounds_kv_of(const Kernel& kernel, int64_t queries, int64_t group);

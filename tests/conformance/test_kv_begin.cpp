@@ -102,31 +102,8 @@ TEST_CASE("kv_begin: beside trees and fixed splits") {
 
 // A case with first keys in, between and after tiles.
 Case case_of(const Kernel& kernel, attn_layout layout) {
-  const attn_dtype found = float_type_of(kernel),
-                   type = found == ATTN_DTYPE_NONE ? ATTN_F8_E4M3FN : found;
-  const auto dim = [](const Sizes& of) { return of.multiple > 64 ? of.multiple : int64_t{64}; };
-  Case c;
-  c.name = "kv-begin";
-  c.thinning = on_all_kernels;
+  Case c = small_case(kernel, "kv-begin", layout, 300);
   c.batch = 6;
-  c.heads_q = 4;
-  c.heads_kv = 2;
-  c.head_dim = dim(kernel.limits.head_dim);
-  c.head_dim_v = dim(kernel.limits.head_dim_v);
-  c.v_in_k = kernel.limits.demanded_features & feature_v_in_k;
-  c.q_type = type;
-  c.out_type = ATTN_F32;
-  SegmentCase keys;
-  keys.layout = layout;
-  keys.page_size = 64;
-  keys.k_type = keys.v_type = kv_type_of(kernel, type);
-  for (const attn_dtype other : {ATTN_F8_E5M2, ATTN_Q8_0, ATTN_Q4_0})
-    if (!(kernel.limits.kv_types & type_bit(keys.k_type)) &&
-        kernel.limits.kv_types & type_bit(other))
-      keys.k_type = keys.v_type = other;
-  keys.capacity = 300;
-  c.segments = {keys};
-  c.flags = ATTN_CAUSAL | kernel.limits.demands;
   c.kv_begin = {0, 1, 64, 191, 299, 300};
   return c;
 }

@@ -109,33 +109,12 @@ struct Spread {
   int64_t ranks, interleave;
 };
 
-// A whole sequence on a kernel, with head dimensions of 64 or the least it takes.
+// A whole sequence on a kernel.
 Case whole_case(const Kernel& kernel, int64_t queries, attn_layout layout) {
-  const auto dim = [](const Sizes& of) { return of.multiple > 64 ? of.multiple : int64_t{64}; };
-  const attn_dtype type = float_type_of(kernel);
-  Case c;
-  c.name = "shards";
-  c.thinning = on_all_kernels;
+  Case c = small_case(kernel, "shards", layout, 200);
   c.batch = 3;
-  c.heads_q = 4;
-  c.heads_kv = 2;
-  c.head_dim = dim(kernel.limits.head_dim);
-  c.head_dim_v = dim(kernel.limits.head_dim_v);
-  c.q_type = type;
-  c.out_type = ATTN_F32;
   c.seqlen_q = queries;
-  SegmentCase keys;
-  keys.layout = layout;
-  keys.page_size = 64;
-  keys.k_type = keys.v_type = kv_type_of(kernel, type);
-  for (const attn_dtype other : {ATTN_F8_E5M2, ATTN_Q8_0, ATTN_Q4_0})
-    if (!(kernel.limits.kv_types & type_bit(keys.k_type)) &&
-        kernel.limits.kv_types & type_bit(other))
-      keys.k_type = keys.v_type = other;
-  keys.capacity = 200;
-  keys.lengths = {200, 131, 64};
-  c.segments = {keys};
-  c.flags = ATTN_CAUSAL | kernel.limits.demands;
+  c.segments[0].lengths = {200, 131, 64};
   return c;
 }
 
