@@ -38,7 +38,7 @@
 //#   i32    log2_per_lane   elements that a lane takes at a time: 2 four, for which head_dim is a multiple
 //                             of 4, and src, dst, strides of what 4 elements take, up to 16; 0 one
 //
-// SGPRs: s0..s1 kernarg, s2..s4 workgroup, s8..s51 the arguments, s52..s87 as named below.
+// SGPRs: s0..s1 kernarg, s2..s4 workgroup, s8..s51 the arguments, s52..s87 (gfx950: s89) as named below.
 // VGPRs: v0..v20 as named below. LDS: byte 4w: the largest |x| that wave w saw. Occupancy: 8 waves per SIMD.
 .include "registers.inc"
 .include "wave.inc"
@@ -96,6 +96,9 @@ sgpr abs_mask
 sgpr rounding
 sgpr quiet_nan
 sgpr infinity
+.if gfx950
+sgpr above                              // see encode_4_fp8
+.endif
 sgpr gather, 2                          // v_perm selectors of encode_4_fp8
 sgpr src_box, 2, 2
 sgpr dst_box, 2, 2
@@ -150,20 +153,29 @@ vgpr divisor_inverse                    // about 1 / divisor_mantissa
   .if gfx950
   v_mov_b32_e32 v[w], s[inf_value]
   v_mov_b32_e32 v[w+1], s[nan_value]
+  // Instruction by instruction for all four, so that nothing waits for its lane mask.
+  .ifc \format, fp8
   .irp i, 0, 1, 2, 3
-  .ifc \format, fp8
   v_mul_f32_e32 v[x+\i], s[from_hardware], v[x+\i]
-  v_cmp_u_f32_e32 vcc, v[x+\i], v[x+\i]
-  wait_states 2                                             // v_cmp -> v_cndmask
-  v_cndmask_b32_e32 v[x+\i], v[x+\i], v[w+1], vcc
-  .endif
-  v_bfi_b32 v[x+\i], s[abs_mask], v[x+\i], v[u+\i]
-  .ifc \format, fp8
-  v_cmp_eq_u32_e32 vcc, 0x80000000, v[x+\i]
-  wait_states 2                                             // v_cmp -> v_cndmask
-  v_cndmask_b32_e32 v[x+\i], v[x+\i], v[w], vcc
-  .endif
   .endr
+  .irp i, 0, 1, 2, 3
+  v_cmp_u_f32_e64 s[mask+2*\i:mask+2*\i+1], v[x+\i], v[x+\i]
+  .endr
+  .irp i, 0, 1, 2, 3
+  v_cndmask_b32_e64 v[x+\i], v[x+\i], v[w+1], s[mask+2*\i:mask+2*\i+1]
+  .endr
+  .endif
+  .irp i, 0, 1, 2, 3
+  v_bfi_b32 v[x+\i], s[abs_mask], v[x+\i], v[u+\i]
+  .endr
+  .ifc \format, fp8
+  .irp i, 0, 1, 2, 3
+  v_cmp_class_f32_e64 s[mask+2*\i:mask+2*\i+1], v[x+\i], 32  // -0
+  .endr
+  .irp i, 0, 1, 2, 3
+  v_cndmask_b32_e64 v[x+\i], v[x+\i], v[w], s[mask+2*\i:mask+2*\i+1]
+  .endr
+  .endif
   .else
   .ifc \format, bf8
   v_mov_b32_e32 v[w], s[infinity]
@@ -202,6 +214,10 @@ kernel_entry convert_gfx942
   buffer_bytes src_srd, src_row_bytes
   buffer_bytes dst_srd, dst_row_bytes
   s_lshr_b32 s[columns], s[head_dim], s[log2_per_lane]
+  .if gfx950
+  s_cmp_eq_u32 s[limit], s[infinity]
+  s_cselect_b32 s[above], 0x43f7ffff, s[infinity]           // below 496, twice 248, which FNUZ rounds to NaN
+  .endif
 
   // The box: its first row, and how many rows of the sequence are left for it.
   s_mul_i32 s[row], s[seq_block], s[box+1]
@@ -408,7 +424,11 @@ pack_16_bits:
 store_fp8:
   s_cmp_eq_u32 s[dst_type], type_e5m2
   s_cbranch_scc1 encode_e5m2
+  .if gfx950
+  encode_4_fp8 codes, x, u, w, mask, nan_shift, gather, fp8, above
+  .else
   encode_4_fp8 codes, x, u, w, mask, nan_shift, gather, fp8
+  .endif
   s_branch encoded
 encode_e5m2:
   encode_4_fp8 codes, x, u, w, mask, nan_shift, gather, bf8
