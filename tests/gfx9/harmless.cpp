@@ -49,17 +49,51 @@ uint64_t offset_of(const Mutation& mutation) {
 
 // ---- s_waitcnt, s_barrier ----------------------------------------------------------------------
 
-std::string right_in_any_order(const std::string& kernel, const Mutation& mutation) {
-  for (uint32_t data = data_first; data <= data_last; ++data) {
+// The kernel as it is on these data.
+const ShippedRun& right_run(const std::string& kernel, uint32_t data) {
+  static std::map<std::pair<std::string, uint32_t>, ShippedRun> all;
+  ShippedRun& run = all[{kernel, data}];
+  if (run.problems.empty()) {
+    Memory memory;
+    run = run_shipped(kernel, *load_shipped(kernel, &memory), memory, {}, data);
+  }
+  return run;
+}
+
+// Numbers of the problems in which some wave executes the instruction.
+std::vector<size_t> problems_that_execute(const std::string& kernel, int index) {
+  static thread_local bool executed;
+  static thread_local decltype(Inst::run) original;
+  std::vector<size_t> all;
+  const size_t count = right_run(kernel, data_first).problems.size();
+  for (size_t n = 0; n < count; ++n) {
     Memory memory;
     const auto object = load_shipped(kernel, &memory);
-    const ShippedRun right = run_shipped(kernel, *object, memory, {}, data);
+    Inst& inst = const_cast<Program&>(object->program()).insts[index];
+    original = inst.run;
+    inst.run = [](Wave& w, const Inst& i) {
+      executed = true;
+      original(w, i);
+    };
+    executed = false;
+    run_shipped_problem(kernel, n, *object, memory, {.checks = false}, data_first);
+    if (executed) all.push_back(n);
+  }
+  return all;
+}
+
+std::string right_in_any_order(const std::string& kernel, const Mutation& mutation) {
+  const std::vector<size_t> problems = problems_that_execute(kernel, mutation.index);
+  for (uint32_t data = data_first; data <= data_last; ++data) {
+    const ShippedRun& right = right_run(kernel, data);
     for (uint64_t seed = schedule_first; seed <= schedule_last; ++seed) {
-      Memory own;  // problems lie 2^32 bytes apart, which one cannot hold of all runs
-      const auto mutant = load_shipped(kernel, &own);
-      mutation.apply(*mutant);
-      const ShippedRun run = run_shipped(kernel, *mutant, own, {.seed = seed}, data, &right);
-      if (!run.fault.empty() || run.outputs != right.outputs) return "";
+      for (const size_t n : problems) {
+        Memory own;
+        const auto mutant = load_shipped(kernel, &own);
+        mutation.apply(*mutant);
+        const ShippedRun run = run_shipped_problem(kernel, n, *mutant, own, {.seed = seed}, data);
+        if (!run.fault.empty() || run.outputs != right.problems[n].outputs) return "";
+      }
     }
   }
   return "right in " + std::to_string(schedule_last - schedule_first + 1) + " random schedules";
@@ -173,7 +207,6 @@ thread_local Comparison* comparison;
 
 std::string never_matters(const std::string& kernel, const Mutation& mutation) {
   Memory memory;
-  const auto object = load_shipped(kernel, &memory);
   const auto watched = load_shipped(kernel, &memory);
   Comparison c;
   auto& program = const_cast<Program&>(watched->program());
@@ -195,7 +228,7 @@ std::string never_matters(const std::string& kernel, const Mutation& mutation) {
 
   comparison = &c;
   for (uint32_t data = data_first; data <= data_last; ++data) {
-    const ShippedRun right = run_shipped(kernel, *object, memory, {}, data);
+    const ShippedRun& right = right_run(kernel, data);
     const ShippedRun run = run_shipped(kernel, *watched, memory, {.hazards = false}, data);
     if (!c.unsound.empty() || !run.fault.empty() || run.outputs != right.outputs) return "";
   }
