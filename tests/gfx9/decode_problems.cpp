@@ -281,6 +281,12 @@ std::vector<Decode> decodes() {
   // The last sequence has queries, and rows of nobody are behind it.
   add({.batch = 3, .group = 2, .seqlen_q = 7, .cu_seqlens_q = {2, 5, 5, 10}, .total_q = 13},
       Keys{.capacity = 70});
+  // Plain tiles of two segments, with scores so large that products are rounded first.
+  add({.group = 3, .scale = 3e7f, .compute_units = 1}, Keys{.capacity = 300},
+      Keys{.capacity = 900});
+  // Workgroups that begin at the fourth head or behind it.
+  for (const int units : {3, 5})
+    add({.heads_kv = 12, .group = 2, .compute_units = units}, Keys{.capacity = 70});
   return all;
 }
 

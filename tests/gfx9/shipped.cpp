@@ -211,7 +211,8 @@ struct Forward {
   float scale = 0;
   float sink = 1;  // about the size of sinks
   bool want_lse = true, nan = false;
-  bool nan_v = false;  // one key's V has NaN in a fourth of the dims, which results then have
+  // One key's V has NaN in some dims, which results then have.
+  enum { no_nan, in_one_of_four, in_every_other_four } nan_v = no_nan;
   std::vector<uint8_t> kinds = {};  // given: a block mask of these over and over, for each head
   int32_t block_q = 64, block_k = 64;
   int64_t partials = 3;
@@ -270,6 +271,10 @@ std::vector<uint8_t> in_type(const std::vector<uint8_t>& codes, attn_dtype type)
 // One key in four of a tile; with a shift, another one.
 bool hidden(int key, int shift = 0) {
   return (key + shift) % 4 == key / 4 % 4;
+}
+
+bool is_nan_in_v(const Forward& f, size_t d) {
+  return f.nan_v == Forward::in_one_of_four ? hidden(int(d)) : f.nan_v && d / 4 % 2;
 }
 
 // The arrays of a block mask. PARTIAL blocks hide `hidden` keys of 64 from all queries; some have
@@ -590,8 +595,8 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
   if (direct) {
     segment_args.k = m.input(direct_rows(m, f, rows_kv, in.heads_kv));
     std::vector<uint8_t> v = direct_rows(m, f, rows_kv, in.heads_kv);
-    for (size_t d = 0; f.nan_v && d < 128; ++d)
-      if (hidden(int(d))) v[5 * size_t(in.heads_kv) * 128 + d] = 0x7f;
+    for (size_t d = 0; d < 128; ++d)
+      if (is_nan_in_v(f, d)) v[5 * size_t(in.heads_kv) * 128 + d] = 0x7f;
     segment_args.v = m.input(v);
     fill(recipe.steps[0], p, &args, nullptr, &m.problem);
     return std::move(m.problem);
@@ -604,8 +609,8 @@ ShippedProblem forward_problem(Memory& memory, uint32_t data, const std::string&
     set_block_mask(m, p, f, &args);
     if (f.kinds.size() > 20 && !f.empty_tiles) hide_nan_in_blocks(f, most_dim, &tiles);
   }
-  for (size_t d = 0; f.nan_v && d < size_t(most_dim); ++d)
-    if (hidden(int(d))) put_nan_in_v(f.kv_type, 0, size_t(most_dim), 5, d, &tiles);
+  for (size_t d = 0; d < size_t(most_dim); ++d)
+    if (is_nan_in_v(f, d)) put_nan_in_v(f.kv_type, 0, size_t(most_dim), 5, d, &tiles);
   const size_t columns = size_t((f.seqlen_kv + 63) / 64);
   for (size_t tile = 0; f.bias && !f.single && tile < columns * size_t(f.batch); ++tile) {
     if (tile % columns % 2 == 0) continue;
@@ -639,6 +644,21 @@ std::vector<Forward> forwards() {
   for (const bool nan : {false, true}) {
     all.push_back({.dim = largest, .dim_v = largest, .seqlen_q = 250, .seqlen_kv = 330});
     all.back().flags = ATTN_CAUSAL;
+    all.back().scale = 0.02f;
+    all.back().nan = nan;
+  }
+
+  // And where the first key that a row sees is in an even or an odd tile, the last one or not.
+  for (const int64_t keys : {60, 120, 190, 260})
+    for (const bool nan : {false, true}) {
+      all.push_back({.dim = largest, .dim_v = largest, .seqlen_q = 64, .seqlen_kv = keys});
+      all.back().scale = 0.02f;
+      all.back().nan = nan;
+    }
+  for (const bool nan : {false, true}) {
+    all.push_back({.dim = largest, .dim_v = largest, .seqlen_q = 250, .seqlen_kv = 250});
+    all.back().flags = ATTN_CAUSAL | ATTN_WINDOW;
+    all.back().left = 50;
     all.back().scale = 0.02f;
     all.back().nan = nan;
   }
@@ -721,6 +741,11 @@ std::vector<Forward> forwards() {
     all.back().out_type = out_type;
     all.back().want_lse = out_type == ATTN_F32;
   }
+  // First sequences of one query.
+  all.push_back({.dim = 32, .dim_v = 48, .seqlen_q = 64, .seqlen_kv = 70});
+  all.back().batch = 4;
+  all.back().cu_seqlens_q = {0, 1, 2, 60, 70};
+
   // Scores so large that the maximum is taken off them first, from the first tile on and from a
   // later one.
   all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 40, .seqlen_kv = 520});
@@ -728,6 +753,14 @@ std::vector<Forward> forwards() {
   all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 200, .seqlen_kv = 330});
   all.back().flags = ATTN_CAUSAL | ATTN_SINKS;
   all.back().scale = 1e6f;
+
+  // The maximum that is taken off is at each key of a tile: an even or an odd one, before one that
+  // is seen fully, before one that is not, and the last.
+  for (const int64_t keys : {64, 100, 128, 192, 230}) {
+    all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 64, .seqlen_kv = keys});
+    all.back().batch = all.back().heads_kv = 4;
+    all.back().scale = 3e7f;
+  }
 
   // Rows that have seen no key have a large shift, the others of their wave none.
   for (const int64_t keys : {330, 100, 60}) {
@@ -867,12 +900,6 @@ std::vector<Forward> descaled_forwards() {
     all.back().flags = ATTN_CAUSAL | ATTN_WINDOW;
     all.back().left = 96;
   }
-  // The maximum that is taken off is at each key of the last tile, whatever its factor is.
-  for (const int64_t keys : {64, 128}) {
-    all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 32, .seqlen_kv = keys});
-    all.back().batch = all.back().heads_kv = 4;
-    all.back().scale = 3e7f;
-  }
   for (Forward f : forwards()) {
     f.lengths_kv.clear();
     all.push_back(f);
@@ -987,12 +1014,6 @@ std::vector<Forward> forwards_in_16_bits() {
     all.back().flags = ATTN_CAUSAL | ATTN_WINDOW;
     all.back().left = 96;
   }
-  // The maximum that is taken off is at each key of a tile.
-  for (const int64_t keys : {64, 100, 192}) {
-    all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 64, .seqlen_kv = keys});
-    all.back().batch = all.back().heads_kv = 4;
-    all.back().scale = 3e7f;
-  }
   // No key, and results that go through the registers that Q is loaded to.
   all.push_back({.dim = 64, .dim_v = 64, .seqlen_q = 150, .seqlen_kv = 64});
   all.back().seqlens = {0};
@@ -1001,7 +1022,8 @@ std::vector<Forward> forwards_in_16_bits() {
     for (const int64_t dim_v : {int64_t{8}, int64_t{40}, int64_t{72}, int64_t{104}, largest}) {
       all.push_back({.dim = 24, .dim_v = dim_v, .seqlen_q = 40, .seqlen_kv = 30});
       all.back().out_type = out_type;
-      all.back().nan_v = dim_v == 40 || dim_v == 104;
+      if (dim_v % 64 == 40) all.back().nan_v = Forward::in_one_of_four;
+      if (dim_v == largest) all.back().nan_v = Forward::in_every_other_four;
     }
   return all;
 }
@@ -1021,10 +1043,11 @@ std::vector<Forward> forwards_in_fp8(bool masked) {
   }
   for (const attn_dtype out_type :
        {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3FN, ATTN_F8_E5M2, ATTN_F8_E4M3FNUZ})
-    for (const int64_t dim_v : {16, 48, 80, 112}) {
+    for (const int64_t dim_v : {int64_t{16}, int64_t{48}, int64_t{80}, int64_t{112}, largest}) {
       all.push_back({.dim = 16, .dim_v = dim_v, .seqlen_q = 40, .seqlen_kv = 30});
       all.back().out_type = out_type;
-      all.back().nan_v = dim_v == 48 || dim_v == 112;
+      if (dim_v % 64 == 48) all.back().nan_v = Forward::in_one_of_four;
+      if (dim_v == largest) all.back().nan_v = Forward::in_every_other_four;
     }
   if (masked) return all;
   all.push_back({.dim = 32, .dim_v = 48, .seqlen_q = 33, .seqlen_kv = 70});
