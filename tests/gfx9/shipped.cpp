@@ -212,7 +212,7 @@ struct Forward {
   float sink = 1;  // about the size of sinks
   bool want_lse = true, nan = false;
   // One key's V has NaN in some dims, which results then have.
-  enum { no_nan, in_one_of_four, in_every_other_four } nan_v = no_nan;
+  enum { no_nan, in_one_of_four, in_every_other_eight } nan_v = no_nan;
   std::vector<uint8_t> kinds = {};  // given: a block mask of these over and over, for each head
   int32_t block_q = 64, block_k = 64;
   int64_t partials = 3;
@@ -274,7 +274,8 @@ bool hidden(int key, int shift = 0) {
 }
 
 bool is_nan_in_v(const Forward& f, size_t d) {
-  return f.nan_v == Forward::in_one_of_four ? hidden(int(d)) : f.nan_v && d / 4 % 2;
+  return f.nan_v == Forward::in_one_of_four ? hidden(int(d))
+                                            : f.nan_v && d / 8 % 2;  // of a lane four neighbours
 }
 
 // The arrays of a block mask. PARTIAL blocks hide `hidden` keys of 64 from all queries; some have
@@ -1023,7 +1024,7 @@ std::vector<Forward> forwards_in_16_bits() {
       all.push_back({.dim = 24, .dim_v = dim_v, .seqlen_q = 40, .seqlen_kv = 30});
       all.back().out_type = out_type;
       if (dim_v % 64 == 40) all.back().nan_v = Forward::in_one_of_four;
-      if (dim_v == largest) all.back().nan_v = Forward::in_every_other_four;
+      if (dim_v == largest) all.back().nan_v = Forward::in_every_other_eight;
     }
   return all;
 }
@@ -1047,7 +1048,7 @@ std::vector<Forward> forwards_in_fp8(bool masked) {
       all.push_back({.dim = 16, .dim_v = dim_v, .seqlen_q = 40, .seqlen_kv = 30});
       all.back().out_type = out_type;
       if (dim_v % 64 == 48) all.back().nan_v = Forward::in_one_of_four;
-      if (dim_v == largest) all.back().nan_v = Forward::in_every_other_four;
+      if (dim_v == largest) all.back().nan_v = Forward::in_every_other_eight;
     }
   if (masked) return all;
   all.push_back({.dim = 32, .dim_v = 48, .seqlen_q = 33, .seqlen_kv = 70});
