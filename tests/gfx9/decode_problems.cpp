@@ -284,7 +284,7 @@ std::vector<Decode> decodes() {
   // Plain tiles of two segments, with scores so large that products are rounded first.
   add({.group = 3, .scale = 3e7f, .compute_units = 1}, Keys{.capacity = 300},
       Keys{.capacity = 900});
-  // Workgroups that begin at the fourth head or behind it.
+  // Workgroups that have four heads each, or two or three.
   for (const int units : {3, 5})
     add({.heads_kv = 12, .group = 2, .compute_units = units}, Keys{.capacity = 70});
   return all;
