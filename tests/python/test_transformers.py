@@ -270,7 +270,7 @@ class Models(TransformersCase):
         """Losses and gradients as with eager attention, and twice the same bits, with windows, softcap, sinks, padding. On a GPU weights of
         f32 under autocast to bf16, which by itself moves losses by 0.002 to 0.04, from one draw of weights to the next: over four draws
         gradients, and over those of all models together losses, are no farther from training in f32 than eager attention's under the same
-        autocast. The ratio of both for four draws of one model is not telling: on one GPU it was from 0.7 to 1.5."""
+        autocast. For one draw the ratio of both distances of losses is between 0.3 and 3.5, so that of four draws says little."""
         self.addCleanup(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
         torch.use_deterministic_algorithms(True, warn_only=True)
         rounded = DEVICE != "cpu"
@@ -329,7 +329,7 @@ class Models(TransformersCase):
             losses = np.array(ratios)[..., 0]
             print(f"losses, libattn's distance over eager attention's: {np.exp(losses.mean(axis=1))}, all {np.exp(losses.mean())}, "
                   f"standard error of its logarithm {losses.std(ddof=1) / losses.size**0.5}")
-            self.assertLess(np.exp(losses.mean()), 1.3)
+            self.assertLess(np.exp(losses.mean()), 1.5)
 
 
 class Server(TransformersCase):
