@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Tokens/s of vLLM on a GPU with random weights: LIBATTN beside vLLM's own attention.
 
-    bench/serve_vllm.py [--requests 64] [--prompt 1000] [--new 128] [--rounds 6] [--turns 2] [--caches auto fp8] [--out FILE]
+    bench/serve_vllm.py [--requests 64] [--prompt 1000] [--new 128] [--rounds 10] [--caches auto fp8] [--out FILE]
 
 The model has the shape of Llama 3.2 1B in bf16, with 32000 tokens of vocabulary. Decoding runs in CUDA graphs, without torch.compile. Each
-contender is a process of its own, and contenders take turns. A round is two batches: one with a token for each request, one with --new. Then a
-batch of 32 tokens runs under torch's profiler: for each step, how long a kernel of attention ran (overlapping kernels count once), and how long
-the kernel that writes the cache ran. Steps in which all requests decode are the last 31."""
+contender is a process of its own; all are started at once and then take turns, round by round. A round is two batches: one with a token for each
+request, one with --new. Then a batch of 32 tokens runs under torch's profiler: how long any kernel ran, and for each step how long a kernel of
+attention ran, one that writes the cache, and either of them; what overlaps counts once. A kernel of libattn may start before the kernel that it waits
+for has ended, so "attention" contains some waiting for the write, and "either" is fair. In the last 31 steps all requests decode."""
 import argparse
 import json
 import os
@@ -32,16 +33,17 @@ def union(ranges):
 
 
 def steps_of(events, layers):
-    """[(microseconds of attention, of cache writes)] by step, of the device's events (start, end, name). Each layer's call begins with its write."""
+    """[(microseconds of attention, of cache writes, of either)] by step, of the device's events (start, end, name). Each layer's call begins with its
+    write."""
     events = sorted(e for e in events if any(part in e[2] for part in (*WRITES, *ATTENDS)))
     begins = [n for n, e in enumerate(events) if any(part in e[2] for part in WRITES)]
     calls = [events[a:b] for a, b in zip(begins, [*begins[1:], len(events)])]
-    return [(round(union((a, b) for call in calls[n:n + layers] for a, b, _ in call[1:]), 1), round(sum(c[0][1] - c[0][0] for c in calls[n:n + layers]), 1))
-            for n in range(0, len(calls), layers)]
+    steps = [calls[n:n + layers] for n in range(0, len(calls), layers)]
+    return [tuple(round(union((a, b) for call in step for a, b, _ in call[part]), 1) for part in (slice(1, None), slice(1), slice(None))) for step in steps]
 
 
 def serve(name, cache, options):
-    """What one contender's process measures."""
+    """One contender's process: for each line of its input, what it measured."""
     os.environ.update({"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"})
     import torch
     import transformers
@@ -52,7 +54,7 @@ def serve(name, cache, options):
         transformers.LlamaConfig(**MODEL, architectures=["LlamaForCausalLM"], pad_token_id=0, bos_token_id=1, eos_token_id=2).save_pretrained(folder)
         llm = vllm.LLM(folder, dtype="bfloat16", load_format="dummy", skip_tokenizer_init=True, max_model_len=2048, max_num_batched_tokens=8192,
                        max_num_seqs=options.requests, block_size=16, enable_prefix_caching=False, disable_log_stats=True, attention_backend=name,
-                       kv_cache_dtype=cache, kv_cache_memory_bytes=8 << 30, gpu_memory_utilization=0.3,
+                       kv_cache_dtype=cache, kv_cache_memory_bytes=3 << 30, gpu_memory_utilization=0.1,
                        compilation_config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"})
     random = torch.Generator().manual_seed(7)
     prompts = [{"prompt_token_ids": torch.randint(3, MODEL["vocab_size"], (options.prompt,), generator=random).tolist()} for _ in range(options.requests)]
@@ -63,60 +65,102 @@ def serve(name, cache, options):
         llm.generate(prompts, vllm.SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False), use_tqdm=False)
         torch.cuda.synchronize()
         return round(time.perf_counter() - start, 4)
+
+    def profiled():
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            run(PROFILED)
+        events = [(e.time_range.start, e.time_range.end, e.name) for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+        kernels = {}
+        for begin, end, kernel in events:
+            if any(part in kernel for part in (*WRITES, *ATTENDS)):
+                count, total = kernels.get(kernel[:90], (0, 0))
+                kernels[kernel[:90]] = count + 1, round(total + end - begin, 1)
+        steps = steps_of(events, MODEL["num_hidden_layers"])
+        decode, prefill = steps[-(PROFILED - 1):], steps[:-(PROFILED - 1)]
+        columns = list(enumerate(("attention", "cache", "either")))
+        return {"decode_step_us": {name: statistics.median(x[n] for x in decode[1:-5]) for n, name in columns},
+                "prefill_us": {name: round(sum(x[n] for x in prefill)) for n, name in columns},
+                "device_us": round(union([(a, b) for a, b, _ in events])), "kernels_us": kernels, "steps_us": steps}
     run(options.new)
-    seconds = [(run(1), run(options.new)) for _ in range(options.rounds)]
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        run(PROFILED)
-    events = [(e.time_range.start, e.time_range.end, e.name) for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    kernels = {}
-    for begin, end, kernel in events:
-        if any(part in kernel for part in (*WRITES, *ATTENDS)):
-            count, total = kernels.get(kernel[:90], (0, 0))
-            kernels[kernel[:90]] = count + 1, round(total + end - begin, 1)
-    return {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "vllm": vllm.__version__, "libattn": attn.__version__,
-            "seconds_of_1_and_all_tokens": seconds, "kernels_us": kernels, "steps_us": steps_of(events, MODEL["num_hidden_layers"])}
+    answer({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "vllm": vllm.__version__, "libattn": attn.__version__})
+    for command in sys.stdin:
+        answer(profiled() if command.strip() == "profile" else (run(1), run(options.new)))
+
+
+def answer(value):
+    print("\nROW " + json.dumps(value), flush=True)
+
+
+def ask(child, command=None):
+    """A child's next answer; None if it has ended."""
+    try:
+        if command:
+            child.stdin.write(command + "\n")
+            child.stdin.flush()
+    except BrokenPipeError:
+        return None
+    return next((json.loads(line[4:]) for line in child.stdout if line.startswith("ROW ")), None)
+
+
+def report(key, errors):
+    errors.seek(0)
+    print(*key, "failed:", errors.read()[-1500:], flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in (("requests", 64), ("prompt", 1000), ("new", 128), ("rounds", 6), ("turns", 2), ("seconds", 3600)):
-        parser.add_argument(f"--{name}", type=int, default=value, help="begin no process after this" if name == "seconds" else None)
+    for name, value in (("requests", 64), ("prompt", 1000), ("new", 128), ("rounds", 10)):
+        parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--caches", nargs="*", default=["auto", "fp8"])
     parser.add_argument("--backends", nargs="*", default=["LIBATTN", "FLASH_ATTN"])
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--out")
     options = parser.parse_args()
     if options.serve:
-        print("\nROW " + json.dumps(serve(*options.serve, options)), flush=True)
+        serve(*options.serve, options)
         return
     import measured
-    begin, rows, result = time.monotonic(), [], {}
-    for turn in range(options.turns):
-        for cache in options.caches:
-            for name in options.backends if turn % 2 == 0 else options.backends[::-1]:
-                if time.monotonic() - begin > options.seconds:
-                    break
-                child = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--serve", name, cache], capture_output=True, text=True)
-                found = [line for line in child.stdout.splitlines() if line.startswith("ROW ")]
-                row = {"backend": name, "cache": cache, "turn": turn}
-                if not found:
-                    print(name, cache, "failed:", child.stderr[-1500:], flush=True)
-                    rows.append({**row, "error": child.stderr.strip().splitlines()[-1:]})
-                    continue
-                measure = json.loads(found[0][4:])
-                result.update({key: measure.pop(key) for key in ("device", "torch", "vllm", "libattn")})
-                first, all_tokens = (statistics.median(x[n] for x in measure["seconds_of_1_and_all_tokens"]) for n in (0, 1))
-                decode = measure["steps_us"][-(PROFILED - 1):]
-                row.update({"new_tokens_per_second": round(options.requests * options.new / all_tokens),
-                            "prompt_tokens_per_second": round(options.requests * options.prompt / first),
-                            "decode_step_us": {"attention": statistics.median(x[0] for x in decode), "cache": statistics.median(x[1] for x in decode)},
-                            "prefill_us": {"attention": round(sum(x[0] for x in measure["steps_us"][:-(PROFILED - 1)])),
-                                           "cache": round(sum(x[1] for x in measure["steps_us"][:-(PROFILED - 1)]))}, **measure})
-                rows.append(row)
-                print(f"{name:10} {cache:4} {row['new_tokens_per_second']:6} new tokens/s, {row['prompt_tokens_per_second']:7} prompt tokens/s; "
-                      f"decode step {row['decode_step_us']} us, prefill {row['prefill_us']} us", flush=True)
-                if options.out:
-                    measured.write(options.out, {**result, "model": MODEL, "requests": options.requests, "prompt": options.prompt, "new": options.new, "rows": rows})
+    from timing import Nvml, Watch
+    nvml = Nvml()
+    watch = Watch(nvml)
+    children, rows, result = {}, [], {}
+    for name, cache in [(name, cache) for cache in options.caches for name in options.backends]:
+        errors = tempfile.TemporaryFile("w+")
+        child = subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--serve", name, cache], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                 stderr=errors, text=True)
+        children[name, cache] = child, errors, []
+    for key, (child, errors, _) in list(children.items()):
+        start = ask(child)
+        if start is None:
+            report(key, children.pop(key)[1])
+        else:
+            result.update(start)
+    with watch:
+        for turn in range(options.rounds):
+            for key in list(children) if turn % 2 == 0 else list(children)[::-1]:
+                measure = ask(children[key][0], "round")
+                if measure is None:
+                    report(key, children.pop(key)[1])
+                else:
+                    children[key][2].append(measure)
+    result.update({"driver": nvml.driver(), "clocks": watch.means()})
+    for (name, cache), (child, errors, seconds) in children.items():
+        profile = ask(child, "profile")
+        if profile is None:
+            report((name, cache), errors)
+            continue
+        first, whole = (statistics.median(x[n] for x in seconds) for n in (0, 1))
+        row = {"backend": name, "cache": cache, "new_tokens_per_second": round(options.requests * options.new / whole),
+               "prompt_tokens_per_second": round(options.requests * options.prompt / first), "seconds_of_1_and_all_tokens": seconds,
+               **profile}
+        rows.append(row)
+        print(f"{name:10} {cache:4} {row['new_tokens_per_second']:6} new tokens/s, {row['prompt_tokens_per_second']:7} prompt tokens/s; device "
+              f"{row['device_us']} us, decode step {row['decode_step_us']} us, prefill {row['prefill_us']} us", flush=True)
+        if options.out:
+            measured.write(options.out, {**result, "model": MODEL, "requests": options.requests, "prompt": options.prompt, "new": options.new, "rows": rows})
+    for child, *_ in children.values():
+        child.stdin.close()
+        child.wait()
 
 
 if __name__ == "__main__":

@@ -157,7 +157,7 @@ class Plan(_attn.Plan):
 
 
 def check(q, k, v, **options):
-    """Raises InvalidArgument if Plan(q, k, v, **options) should not run on these lengths, offsets, pages or mask blocks.
+    """Raises InvalidArgument if forward(q, k, v, **options) should not run on these lengths, offsets, pages or mask blocks; takes Plan's options.
 
     A run on a GPU does not check them: it clamps bad lengths and treats keys of bad pages as absent. On the host every run checks
     lengths and offsets; check() checks pages too. Waits for the stream."""

@@ -104,7 +104,7 @@ nb::object scaled_dot_product_attention(nb::handle query, nb::handle key, nb::ha
 
 nb::object check_call(const Arguments& arguments) {
   Call call(arguments);
-  const std::shared_ptr<Compiled> compiled = cached(call.owner(), call.problem());
+  const std::shared_ptr<Compiled> compiled = cached(call.owner(), call.in_steps());
   call.check(*compiled);
   return nb::none();
 }

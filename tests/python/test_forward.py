@@ -769,6 +769,18 @@ class Checks(Case):
         self.assertIsNone(attn.check(q[0], k, v, cu_seqlens_q=np.array([0, 3, 9], np.int32), return_lse=True,
                                      kernel="cpu_baseline", out=np.empty_like(q[0])))
 
+    def test_the_plan_of_forward(self):
+        """What forward() takes, check() takes, and neither plans anew for a number of tokens or keys that the other's plan serves."""
+        attn.cache_clear()
+        q, (k, v) = self.normal(257, 4, 16), (self.normal(20, 16, 2, 16) for _ in range(2))
+        call = dict(cu_seqlens_q=np.array([0, 100, 257], np.int32), block_table=np.arange(20, dtype=np.int32).reshape(2, 10),
+                    seqlens_kv=np.array([70, 140], np.int32), max_seqlen_kv=130)
+        attn.forward(q, k, v, **call)
+        self.assertIsNone(attn.check(q, k, v, **call))
+        self.assertIsNone(attn.check(q[:250], k, v, **{**call, "cu_seqlens_q": np.array([0, 100, 250], np.int32)}))
+        self.assertEqual(attn.cache_info()["misses"], 2)  # 288 tokens, and 256
+        self.refuses(attn.InvalidArgument, ["cu_seqlens_q[2] is 257", "up to 256 tokens"], attn.check, q[:256], k, v, **call)
+
     def test_arguments(self):
         q, k, v = self.qkv()
         self.refuses(TypeError, "kernal", attn.check, q, k, v, kernal="x")

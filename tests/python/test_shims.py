@@ -16,7 +16,18 @@ if have("torch"):
     import attn.torch
 
 
+def host(x):
+    """An array, or a tensor of any device, as NumPy's."""
+    return x if isinstance(x, np.ndarray) else x.detach().cpu().numpy()
+
+
+def launches(backend):
+    return sum(attn._attn.launch_count(k["name"]) for k in attn.info()["kernels"] if k["backend"] == backend)
+
+
 class Flash(Case):
+    DEVICE, TYPE, BOUND = "cpu", "float32", 2e-6
+
     def setUp(self):
         super().setUp()
         names = ("flash_attn", "flash_attn.bert_padding", "flash_attn.flash_attn_interface", "flash_attn_interface")
@@ -25,13 +36,20 @@ class Flash(Case):
         sys.path.insert(0, str(SHIM))
         self.addCleanup(lambda: (sys.path.remove(str(SHIM)), [sys.modules.pop(name, None) for name in names]))
 
+    def given(self, *arrays):
+        """What the shim gets for these; zeros are for its results."""
+        return arrays
+
+    def near(self, got, want, bound=1):
+        self.close(host(got), want, bound * self.BOUND)
+
     def test_version_2(self):
         import flash_attn
         from flash_attn import flash_attn_interface
         q, k, v = self.qkv(seqlen_q=9, seqlen_kv=9)
         want = softmax_attention(q, k, v, causal(9, 9), scale=0.3)[0]
-        self.close(flash_attn.flash_attn_func(q, k, v, 0.0, 0.3, True), want)
-        self.close(flash_attn_interface.flash_attn_func(q, k, v, 0.0, 0.3, True), want)
+        self.near(flash_attn.flash_attn_func(*self.given(q, k, v), 0.0, 0.3, True), want)
+        self.near(flash_attn_interface.flash_attn_func(*self.given(q, k, v), 0.0, 0.3, True), want)
         self.assertTrue(flash_attn.__version__.startswith("2."))
         for name in flash_attn.__all__:
             self.assertIs(getattr(flash_attn_interface, name), getattr(attn.flash, name))
@@ -41,18 +59,18 @@ class Flash(Case):
         import flash_attn_interface as three
         q, k, v = self.qkv(seqlen_q=9, seqlen_kv=9)
         want, want_lse = softmax_attention(q, k, v, causal(9, 9), scale=0.3)
-        self.close(three.flash_attn_func(q, k, v, 0.3, True), want)
-        out, lse = three.flash_attn_func(q, k, v, 0.3, True, return_attn_probs=True)
-        self.close(lse, want_lse)
-        offsets = np.array([0, 9, 18], np.int32)
-        flat = [x.reshape(18, *x.shape[2:]) for x in (q, k, v)]
-        self.close(three.flash_attn_varlen_func(*flat, offsets, offsets, 9, 9, None, None, 0.3, True), want.reshape(18, 4, 16))
-        qkv = np.concatenate((q, k, v), 2)
-        self.close(three.flash_attn_qkvpacked_func(qkv, 0.3, True, num_heads_q=4), want)
-        full = np.stack((q, np.repeat(k, 2, 2), np.repeat(v, 2, 2)), 2)
-        self.close(three.flash_attn_qkvpacked_func(full, 0.3, True), want)
-        caches = [np.zeros((2, 12, 2, 16), np.float32) for _ in range(2)]
-        self.close(three.flash_attn_with_kvcache(q, *caches, k, v, None, None, None, 0, softmax_scale=0.3, causal=True), want)
+        arrays = self.given(q, k, v)
+        self.near(three.flash_attn_func(*arrays, 0.3, True), want)
+        out, lse = three.flash_attn_func(*arrays, 0.3, True, return_attn_probs=True)
+        self.near(lse, want_lse)
+        flat = self.given(*(x.reshape(18, *x.shape[2:]) for x in (q, k, v)))
+        offsets, = self.given(np.array([0, 9, 18], np.int32))
+        self.near(three.flash_attn_varlen_func(*flat, offsets, offsets, 9, 9, None, None, 0.3, True), want.reshape(18, 4, 16))
+        qkv, full = self.given(np.concatenate((q, k, v), 2), np.stack((q, np.repeat(k, 2, 2), np.repeat(v, 2, 2)), 2))
+        self.near(three.flash_attn_qkvpacked_func(qkv, 0.3, True, num_heads_q=4), want)
+        self.near(three.flash_attn_qkvpacked_func(full, 0.3, True), want)
+        q, k, v, *caches = self.given(q, k, v, *(np.zeros((2, 12, 2, 16), np.float32) for _ in range(2)))
+        self.near(three.flash_attn_with_kvcache(q, *caches, k, v, None, None, None, 0, softmax_scale=0.3, causal=True), want)
         options = set(inspect.signature(attn.flash.flash_attn_with_kvcache).parameters)
         self.assertLessEqual(set(inspect.signature(three.flash_attn_with_kvcache).parameters), options)
 
@@ -66,40 +84,44 @@ class Flash(Case):
         arguments = dict(dropout_p=0.0, softmax_scale=0.3, causal=False, window_size_left=-1, window_size_right=-1, softcap=20.0,
                          alibi_slopes=None)
         halves = slice(0, 7), slice(7, 12)
-        parts = [two._flash_attn_forward(q, k[:, x], v[:, x], return_softmax=False, **arguments) for x in halves]
+        parts = [two._flash_attn_forward(*self.given(q, k[:, x], v[:, x]), return_softmax=False, **arguments) for x in halves]
         self.assertTrue(all(len(part) == 4 and part[2:] == (None, None) for part in parts))
+        parts = [[host(x) for x in part[:2]] for part in parts]
         lse = np.logaddexp(parts[0][1], parts[1][1])
-        self.close(lse, want_lse)
-        self.close(sum(np.exp(part[1] - lse).transpose(0, 2, 1)[..., None] * part[0] for part in parts), want)
+        self.near(lse, want_lse)
+        self.near(sum(np.exp(part[1] - lse).transpose(0, 2, 1)[..., None] * part[0] for part in parts), want)
         for lengths in None, np.array([0, 8, 16], np.int32):
             flat = (lambda x: x) if lengths is None else lambda x: np.ascontiguousarray(x).reshape(-1, *x.shape[2:])
             sums = 0
             for x in halves:
-                gradients = np.zeros_like(q), np.zeros_like(k)[:, x], np.zeros_like(v)[:, x]
-                arrays = [d_out, q, k[:, x], v[:, x], want]
+                arrays = self.given(*map(flat, (d_out, q, k[:, x], v[:, x], want)))
+                gradients = self.given(*map(flat, (np.zeros_like(q), np.zeros_like(k)[:, x], np.zeros_like(v)[:, x])))
                 if lengths is None:
-                    two._flash_attn_backward(*arrays, want_lse, *gradients, deterministic=False, **arguments)
+                    all_lse, = self.lse(want_lse)
+                    two._flash_attn_backward(*arrays, all_lse, *gradients, deterministic=False, **arguments)
                 else:
-                    keys = np.array([0, 1, 2], np.int32) * k[:, x].shape[1]
-                    packed_lse = np.ascontiguousarray(want_lse.transpose(1, 0, 2)).reshape(4, 16)
-                    gradients = [np.ascontiguousarray(g) for g in gradients]
-                    out, lse, *_ = two._flash_attn_varlen_forward(*map(flat, arrays[1:4]), lengths, keys, 8, 12, return_softmax=False, **arguments)
-                    self.close(out, flat(parts[x.start > 0][0]))
-                    self.close(lse.reshape(4, 2, 8).transpose(1, 0, 2), parts[x.start > 0][1])
-                    two._flash_attn_varlen_backward(*map(flat, arrays), packed_lse, *map(flat, gradients), lengths, keys, 8, 12,
-                                                    deterministic=False, **arguments)
-                self.close(gradients[1], expected[1][:, x])
-                self.close(gradients[2], expected[2][:, x])
-                sums = sums + gradients[0]
-            self.close(sums, expected[0], 4e-6)
-        self.refuses(ValueError, ["dropout_p is 0.5", "accepted: 0"], two._flash_attn_backward, *arrays, want_lse, *gradients,
+                    offsets = self.given(lengths, np.array([0, 1, 2], np.int32) * k[:, x].shape[1])
+                    all_lse, = self.lse(np.ascontiguousarray(want_lse.transpose(1, 0, 2)).reshape(4, 16))
+                    out, lse, *_ = two._flash_attn_varlen_forward(*arrays[1:4], *offsets, 8, 12, return_softmax=False, **arguments)
+                    self.near(out, flat(parts[x.start > 0][0]))
+                    self.near(host(lse).reshape(4, 2, 8).transpose(1, 0, 2), parts[x.start > 0][1])
+                    two._flash_attn_varlen_backward(*arrays, all_lse, *gradients, *offsets, 8, 12, deterministic=False, **arguments)
+                self.near(gradients[1], flat(expected[1][:, x]), 4)
+                self.near(gradients[2], flat(expected[2][:, x]), 4)
+                sums = sums + host(gradients[0])
+            self.near(sums, flat(expected[0]), 4)
+        self.refuses(ValueError, ["dropout_p is 0.5", "accepted: 0"], two._flash_attn_varlen_backward, *arrays, all_lse, *gradients, *offsets, 8, 12,
                      deterministic=False, **{**arguments, "dropout_p": 0.5})
+
+    def lse(self, *arrays):
+        """These for the shim, in f32."""
+        return arrays
 
     @unittest.skipUnless(have("torch"), "torch is not installed")
     def test_bert_padding(self):
         from flash_attn.bert_padding import pad_input, unpad_input, unpad_input_for_concatenated_sequences
-        x = torch.randn(3, 7, 4, 16, requires_grad=True)
-        mask = torch.arange(7) < torch.tensor([[5], [7], [2]])
+        x = torch.randn(3, 7, 4, 16, device=self.DEVICE, requires_grad=True)
+        mask = (torch.arange(7) < torch.tensor([[5], [7], [2]])).to(self.DEVICE)
         packed, indices, offsets, longest, used = unpad_input(x, mask)
         self.assertEqual((offsets.tolist(), longest, used.tolist(), offsets.dtype), ([0, 5, 12, 14], 7, [5, 7, 2], torch.int32))
         self.assertTrue(torch.equal(packed, x[mask]))
@@ -107,16 +129,42 @@ class Flash(Case):
         self.assertTrue(torch.equal(back, x * mask[..., None, None]))
         back.sum().backward()
         self.assertTrue(torch.equal(x.grad, mask[..., None, None].expand_as(x).float()))
-        *_, more, longest, used = unpad_input(x.detach(), mask, torch.tensor([[0] * 7, [0] * 7, [0, 0, 1, 0, 0, 0, 0]]))
+        unused = torch.tensor([[0] * 7, [0] * 7, [0, 0, 1, 0, 0, 0, 0]], device=self.DEVICE)
+        *_, more, longest, used = unpad_input(x.detach(), mask, unused)
         self.assertEqual((more.tolist(), used.tolist()), ([0, 5, 12, 15], [5, 7, 2]))
-        lengths = torch.tensor([[3, 2, 0, 0, 0, 0, 0], [7, 0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0]])
+        lengths = torch.tensor([[3, 2, 0, 0, 0, 0, 0], [7, 0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0]], device=self.DEVICE)
         packed, _, offsets, longest = unpad_input_for_concatenated_sequences(x, lengths)
         self.assertEqual((packed.shape[0], offsets.tolist(), longest), (14, [0, 3, 5, 12, 13, 14], 7))
-        out = attn.flash.flash_attn_varlen_func(*(packed.detach(),) * 3, offsets, offsets, longest, longest, causal=True)
+        packed = packed.detach().to(getattr(torch, self.TYPE))
+        out = attn.flash.flash_attn_varlen_func(*(packed,) * 3, offsets, offsets, longest, longest, causal=True)
         begin = [0, 3, 5, 12, 13]
         for at, end in zip(begin, offsets[1:].tolist()):
-            one = packed[None, at:end].detach()
-            self.close(out[at:end], softmax_attention(one, one, one, causal(end - at, end - at))[0][0])
+            one = host(packed[None, at:end])
+            self.near(out[at:end], softmax_attention(one, one, one, causal(end - at, end - at))[0][0])
+
+
+class OnGpu(Case):
+    """Makes what a test of the host gives to a shim arrays of a GPU, in f16. Each test ran kernels there."""
+    DEVICE, TYPE, BOUND = "cuda", "float16", 2e-3
+
+    def setUp(self):
+        self.gpu("cuda")
+        super().setUp()
+        before = launches("cuda")
+        self.addCleanup(lambda: self.assertGreater(launches("cuda"), before))
+
+    def normal(self, *shape, **options):
+        return super().normal(*shape, **options).astype(np.float16).astype(np.float32)
+
+    def given(self, *arrays):
+        return [torch.from_numpy(x).to("cuda", torch.float16 if x.dtype == np.float32 else None) for x in arrays]
+
+    def lse(self, *arrays):
+        return [torch.from_numpy(x).cuda() for x in arrays]
+
+
+class FlashOnGpu(OnGpu, Flash):
+    pass
 
 
 @unittest.skipUnless(have("torch", "xformers"), "torch or xformers is not installed")
@@ -181,7 +229,8 @@ class Xformers(Case):
 
 @unittest.skipUnless(have("torch", "diffusers"), "torch or diffusers is not installed")
 class Diffusers(Case):
-    """Tiny models with random weights: diffusers' native attention and ours."""
+    """Tiny models with random weights: diffusers' native attention in f32, and ours."""
+    DEVICE, TYPE, BOUND = "cpu", "float32", 1e-5
 
     def models(self):
         import diffusers
@@ -189,10 +238,10 @@ class Diffusers(Case):
             patch_size=1, in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
             joint_attention_dim=32, pooled_projection_dim=32, axes_dims_rope=[4, 4, 8])
         wan = lambda: diffusers.WanTransformer3DModel(
-            patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4, text_dim=16, freq_dim=32,
+            patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=4, text_dim=16, freq_dim=32,
             ffn_dim=32, num_layers=2, cross_attn_norm=True, qk_norm="rms_norm_across_heads", rope_max_seq_len=32)
         unet = lambda: diffusers.UNet2DConditionModel(
-            block_out_channels=(4, 8), layers_per_block=1, sample_size=16, in_channels=4, out_channels=4, cross_attention_dim=8,
+            block_out_channels=(16, 32), layers_per_block=1, sample_size=16, in_channels=4, out_channels=4, cross_attention_dim=8,
             down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
             attention_head_dim=2, norm_num_groups=2)
         tensor = lambda *shape: torch.from_numpy(self.normal(*shape))
@@ -213,34 +262,45 @@ class Diffusers(Case):
         for name, make, arguments, asks in self.models():
             with self.subTest(name), torch.no_grad():
                 torch.manual_seed(1)
-                model = make().eval()
-                want = model(**arguments).sample
-                calls = []
+                model = make().eval().to(self.DEVICE)
+                want = host(model(**self.there(arguments)).sample)
+                dtype, calls = getattr(torch, self.TYPE), []
+                model, arguments = model.to(dtype), self.there(arguments, dtype)
                 spy = unittest.mock.Mock(side_effect=lambda **options: (calls.append(1), attn.diffusers.libattn(**options))[1])
                 with unittest.mock.patch.dict(_AttentionBackendRegistry._backends, {AttentionBackendName("libattn"): spy}), \
                         attention_backend("libattn"):
                     got = model(**arguments).sample
                 self.assertEqual(len(calls) > 0, asks)
-                self.close(got, want, 1e-5)
+                self.close(host(got), want, self.BOUND)
                 with attn.torch.patch() as taken:
                     got = model(**arguments).sample
                 self.assertGreater(taken.taken, 0)
-                self.close(got, want, 1e-5)
+                self.close(host(got), want, self.BOUND)
+
+    def there(self, tensors, dtype=None):
+        return {name: x.to(self.DEVICE, dtype if x.is_floating_point() else None) for name, x in tensors.items()}
 
     def test_function(self):
         """Masks of two and four dimensions, bools and numbers, causal, lse, against float64."""
         import attn.diffusers
-        q, k, v = (torch.from_numpy(x) for x in self.qkv())
-        seen = torch.from_numpy(self.rng.random((2, 13)) < 0.7)
+        q, k, v = self.qkv()
+        seen = self.rng.random((2, 13)) < 0.7
         seen[:, 0] = True
-        for mask in seen, seen[:, None, None], seen[:, None, None].expand(2, 4, 9, 13), torch.where(seen, 0.0, -np.inf):
-            out, lse = attn.diffusers.libattn(q, k, v, mask, return_lse=True)
-            want, want_lse = softmax_attention(q, k, v, seen[:, None, None].numpy())
-            self.close(out, want)
-            self.close(lse, want_lse.transpose(0, 2, 1))
+        want, want_lse = softmax_attention(q, k, v, seen[:, None, None])
         top_left = np.arange(13) <= np.arange(9)[:, None]
-        self.close(attn.diffusers.libattn(q, k, v, is_causal=True, scale=0.3), softmax_attention(q, k, v, top_left, scale=0.3)[0])
+        want_causal = softmax_attention(q, k, v, top_left, scale=0.3)[0]
+        q, k, v, seen = (torch.from_numpy(x).to(self.DEVICE) for x in (q, k, v, seen))
+        q, k, v = (x.to(getattr(torch, self.TYPE)) for x in (q, k, v))
+        for mask in seen, seen[:, None, None], seen[:, None, None].expand(2, 4, 9, 13), torch.where(seen, 0.0, -np.inf).to(q.dtype):
+            out, lse = attn.diffusers.libattn(q, k, v, mask, return_lse=True)
+            self.close(host(out), want, self.BOUND)
+            self.close(host(lse), want_lse.transpose(0, 2, 1), self.BOUND)
+        self.close(host(attn.diffusers.libattn(q, k, v, is_causal=True, scale=0.3)), want_causal, self.BOUND)
         self.refuses(ValueError, ["dropout_p is 0.1", "accepted: 0"], attn.diffusers.libattn, q, k, v, dropout_p=0.1)
+
+
+class DiffusersOnGpu(OnGpu, Diffusers):
+    BOUND = 6e-3
 
 
 if __name__ == "__main__":

@@ -268,8 +268,9 @@ class Models(TransformersCase):
 
     def test_training(self):
         """Losses and gradients as with eager attention, and twice the same bits, with windows, softcap, sinks, padding. On a GPU weights of
-        f32 under autocast to bf16, which by itself moves losses by 0.002 to 0.04, from one draw of weights to the next: over four draws no
-        farther from training in f32 than eager attention under the same autocast."""
+        f32 under autocast to bf16, which by itself moves losses by 0.002 to 0.04, from one draw of weights to the next: over four draws
+        gradients, and over those of all models together losses, are no farther from training in f32 than eager attention's under the same
+        autocast. For one draw the ratio of both distances of losses is between 0.3 and 3.5, so that of four draws says little."""
         self.addCleanup(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
         torch.use_deterministic_algorithms(True, warn_only=True)
         rounded = DEVICE != "cpu"
@@ -302,6 +303,7 @@ class Models(TransformersCase):
         def far(got, want):
             """Of the losses, the largest difference; of the gradients, all together, the relative one."""
             return np.array([float((got[0] - want[0]).abs().max()), float((got[1] - want[1]).norm() / want[1].norm())])
+        ratios = []
         for kind in ("Llama", "Mistral", "Gemma2", "GptOss"):
             with self.subTest(kind):
                 ours, noise = [], []
@@ -314,15 +316,20 @@ class Models(TransformersCase):
                     if rounded:
                         noise.append(far(train(kind, "eager", draw, True), want))
                 if rounded:
-                    ours, noise = (np.exp(np.log(x).mean(axis=0)) for x in (ours, noise))
-                    print(f"{kind}: from f32, losses and gradients: {ours}, eager attention {noise}")
-                    self.assertTrue((ours < [1.5, 1.15] * noise).all())
+                    ratios.append(np.log(ours) - np.log(noise))  # draws, (losses, gradients)
+                    print(f"{kind}: from f32, losses and gradients of each draw: {ours}, eager attention {noise}", flush=True)
+                    self.assertLess(np.exp(ratios[-1].mean(axis=0)[1]), 1.15)
                 else:
                     self.assertTrue((ours[0] < [2e-3, 1e-5]).all(), ours)
                 again = train(kind, NAME, draws - 1, rounded)
                 self.assertTrue(torch.equal(again[0], got[0]))
                 for a, b in zip(got[2].parameters(), again[2].parameters()):
                     self.assertTrue(torch.equal(a, b))
+        if rounded:
+            losses = np.array(ratios)[..., 0]
+            print(f"losses, libattn's distance over eager attention's: {np.exp(losses.mean(axis=1))}, all {np.exp(losses.mean())}, "
+                  f"standard error of its logarithm {losses.std(ddof=1) / losses.size**0.5}")
+            self.assertLess(np.exp(losses.mean()), 1.5)
 
 
 class Server(TransformersCase):

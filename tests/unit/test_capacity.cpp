@@ -48,6 +48,20 @@ std::vector<float> numbers(size_t count, int from) {
 
 constexpr int64_t batch = 2, heads = 2, dim = 64, rows = 70;
 
+// Runs `problem` over one segment of f32; with what is said here and not by the caller.
+void run(const attn::context& context, attn_problem problem, attn_segment segment, attn_args args,
+         attn_segment_args keys) {
+  segment.k_type = segment.v_type = ATTN_F32;
+  problem.heads_q = problem.heads_kv = heads;
+  problem.head_dim = dim;
+  problem.q_type = ATTN_F32;
+  problem.num_segments = args.num_segments = 1;
+  problem.segments = &segment;
+  args.segments = &keys;
+  const attn::plan plan(context, problem);
+  plan.run(args, plan.make_workspace(context));
+}
+
 // Keys of two sequences, 33 and 70 of them, whose entries are `rows` keys apart; out of `queries`.
 std::vector<float> answer(const attn::context& context, int64_t capacity, int64_t queries,
                           uint32_t flags, attn_layout layout) {
@@ -62,7 +76,7 @@ std::vector<float> answer(const attn::context& context, int64_t capacity, int64_
     for (int64_t n = 0; n < columns; ++n)
       table.push_back(n * 7 < lengths[size_t(b)] ? int32_t(b * 10 + n) : -1);
   auto segment = attn::make<attn_segment>();
-  segment.k_type = segment.v_type = ATTN_F32;
+  auto keys = attn::make<attn_segment_args>();
   segment.layout = layout;
   segment.has_seqlens = 1;
   segment.seqlen = capacity;
@@ -70,30 +84,21 @@ std::vector<float> answer(const attn::context& context, int64_t capacity, int64_
     segment.num_pages = batch * 10;
     segment.page_size = 7;
     segment.max_pages = int32_t(columns);
+    keys.block_table = table.data();
   } else {
     segment.k_stride = segment.v_stride = {rows * heads * dim, heads * dim, dim};
   }
   auto problem = attn::make<attn_problem>();
   problem.batch = batch;
-  problem.heads_q = problem.heads_kv = heads;
-  problem.head_dim = dim;
   problem.seqlen_q = queries;
-  problem.q_type = ATTN_F32;
   problem.flags = flags;
-  problem.num_segments = 1;
-  problem.segments = &segment;
-  const attn::plan plan(context, problem);
-  auto keys = attn::make<attn_segment_args>();
   keys.k = k.data();
   keys.v = v.data();
   keys.seqlens = lengths.data();
-  if (layout == ATTN_PAGED) keys.block_table = table.data();
   auto args = attn::make<attn_args>();
   args.q = q.data();
   args.out = out.data();
-  args.num_segments = 1;
-  args.segments = &keys;
-  plan.run(args, plan.make_workspace(context));
+  run(context, problem, segment, args, keys);
   return out;
 }
 
@@ -108,20 +113,13 @@ std::vector<float> packed_answer(const attn::context& context, const std::vector
       out(std::vector<float>(size_t(tokens * heads * dim), NAN)),
       lse(std::vector<float>(size_t(tokens * heads), NAN));
   auto segment = attn::make<attn_segment>();
-  segment.k_type = segment.v_type = ATTN_F32;
   segment.seqlen = rows;
   auto problem = attn::make<attn_problem>();
   problem.batch = sequences;
-  problem.heads_q = problem.heads_kv = heads;
-  problem.head_dim = dim;
   problem.seqlen_q = longest;
   problem.q_layout = ATTN_PACKED;
   problem.total_q = planned;
-  problem.q_type = ATTN_F32;
   problem.flags = flags;
-  problem.num_segments = 1;
-  problem.segments = &segment;
-  const attn::plan plan(context, problem);
   auto keys = attn::make<attn_segment_args>();
   keys.k = k.data();
   keys.v = v.data();
@@ -130,10 +128,8 @@ std::vector<float> packed_answer(const attn::context& context, const std::vector
   args.out = out.data();
   args.lse = lse.data();
   args.cu_seqlens_q = offsets.data();
-  args.num_segments = 1;
-  args.segments = &keys;
   if (planned != tokens) args.total_q = tokens;
-  plan.run(args, plan.make_workspace(context));
+  run(context, problem, segment, args, keys);
   std::vector<float> both(out.data(), out.data() + tokens * heads * dim);
   both.insert(both.end(), lse.data(), lse.data() + tokens * heads);
   return both;
@@ -163,29 +159,22 @@ TEST_CASE("capacity: tokens of a run that its plan does not take") {
   const attn::context context(ATTN_BACKEND_CPU);
   const auto error = [&](int64_t planned, int64_t tokens, int64_t list_size) {
     auto segment = attn::make<attn_segment>();
-    segment.k_type = segment.v_type = ATTN_F32;
     segment.seqlen = 4;
     segment.list_size = list_size;
     auto problem = attn::make<attn_problem>();
     problem.batch = 1;
-    problem.heads_q = problem.heads_kv = 1;
-    problem.head_dim = dim;
     problem.seqlen_q = 8;
     problem.q_layout = planned ? ATTN_PACKED : ATTN_PADDED;
     problem.total_q = planned;
-    problem.q_type = ATTN_F32;
-    problem.num_segments = 1;
-    problem.segments = &segment;
-    const attn::plan plan(context, problem);
-    auto keys = attn::make<attn_segment_args>();
     auto args = attn::make<attn_args>();
-    args.num_segments = 1;
-    args.segments = &keys;
     args.total_q = tokens;
-    const attn::buffer workspace = plan.make_workspace(context);
-    CHECK(attn_run(plan.get(), &args, workspace.data(), workspace.bytes(), nullptr) ==
-          ATTN_INVALID_ARGUMENT);
-    return std::string(attn_last_error());
+    try {
+      run(context, problem, segment, args, attn::make<attn_segment_args>());
+    } catch (const attn::error& error) {
+      CHECK(error.status() == ATTN_INVALID_ARGUMENT);
+      return std::string(error.what());
+    }
+    return std::string("none");
   };
   CHECK(error(8, 9, 0) == "args.total_q is 9; accepted: 0 to 8");
   CHECK(error(8, -1, 0) == "args.total_q is -1; accepted: 0 to 8");
