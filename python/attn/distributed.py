@@ -959,9 +959,12 @@ def _parts(call, q, slopes):
             for i, (piece, heads) in enumerate(zip(_pieces(q, call.head_pieces), call.heads_of_parts()))]
 
 
-def _finished(parts, out, lse, sinks):
+def _finished(parts, out, lse, sinks, wants_lse=True):
+    """(out, lse of all places), the latter None if it is not wanted."""
     for part in parts:
         part.finish()
+    if not wants_lse and sinks is None:
+        return out, None
     pieces, places, b, h, m = lse.shape
     return _with_sinks(out, lse.permute(2, 0, 3, 1, 4).reshape(b, pieces * h, places * m), sinks)
 
@@ -1150,13 +1153,13 @@ def _ulysses_backward(call, q, k, v, out, lse, d_out, d_lse, slopes):
     return _to_tokens((dq, *gradients), call, (call.heads, call.heads_kv, call.heads_kv))
 
 
-def _compute(call, q, k, v, sinks, slopes, dtype=torch.float32):
+def _compute(call, q, k, v, sinks, slopes, dtype=torch.float32, wants_lse=True):
     """((out, lse) of this rank's queries, what gradients need of q, k, v, out and lse). out is of dtype if one call computes a row, else f32."""
     if sinks is not None:
         dtype = torch.float32
     if call.scheme == "ulysses":
         return _ulysses_forward(call, q, k, v, sinks, slopes, dtype)
-    found = _finished(*(_ring_forward if call.scheme == "ring" else _all_gather_forward)(call, q, k, v, slopes, dtype), sinks)
+    found = _finished(*(_ring_forward if call.scheme == "ring" else _all_gather_forward)(call, q, k, v, slopes, dtype), sinks, wants_lse)
     return found, (q, k, v, *found)
 
 
@@ -1455,10 +1458,10 @@ def attention(q, k, v, *, group=None, scheme="auto", layout="zigzag", causal=Fal
     else:
         dtype = q.dtype if out_dtype in (None, q.dtype) and q.dtype in _MERGED else torch.float32
         with torch.no_grad():
-            (out, lse), _ = _compute(call, q, k, v, sinks, alibi_slopes, dtype)
+            (out, lse), _ = _compute(call, q, k, v, sinks, alibi_slopes, dtype, return_lse)
     out = out.to(out_dtype or q.dtype)
     if offsets is not None:
-        out, lse = out[0], lse[0]
+        out, lse = out[0], lse[0] if return_lse else None
     return (out, lse) if return_lse else out
 
 
