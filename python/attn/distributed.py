@@ -519,6 +519,10 @@ class _Peers:
             self.meet(channel)
         return stream.record_event()
 
+    def captures(self):
+        """Whether calls become part of a graph, so that the host's time does not count."""
+        return torch.cuda.is_current_stream_capturing()
+
     def wait(self, events):
         """The current stream goes on after them."""
         for event in events:
@@ -1019,8 +1023,9 @@ def _gathered_from_peers(k, v, call, room=0):
         wide = [x[0].view(torch.complex128) for x in found]  # 16 bytes at a time
         torch.cat([wide[r].narrow(1, at, tokens) for r, at, tokens in runs], 1, out=whole.narrow(1, room, call.total).view(torch.complex128))
         arrived = _Packed(k, kinds, buffer=whole)
-    # To their places in the sequence; many runs of documents come rank by rank, and get to their places afterwards.
-    in_order = first or call.layout != "documents"
+    # To their places in the sequence. Runs of documents are many, and a copy takes the host long: but for graphs they come rank by rank, and get
+    # to their places afterwards.
+    in_order = call.layout != "documents" or first and peers.captures()
     arriving = []
     for i in range(first, pieces):
         whole = k.new_empty((b, call.total + 2 * room, row) if in_order else (group.ranks, b, n, row), dtype=torch.uint8)
