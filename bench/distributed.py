@@ -6,13 +6,14 @@
 
 The first times calls on the GPUs of a host under NCCL, beside those of one GPU; the second writes which kernels the GPU of rank 0 runs when, for
 docs/timeline.py; the third times, on the CPU under gloo, what calls of tiny shapes cost.
-A GPU's figure is the wall clock of a mean call, on the slowest rank. "host" is how long the call itself takes, without waiting for the GPU,
+A GPU's figure is the wall clock of a mean call, on the slowest rank, the median of three rounds. "host" is how long the call itself takes, without waiting for the GPU,
 "graph" a replay of the call as a CUDA graph. --only: which of cells (prefill), pieces, documents, decode and peer (PyTorch's context_parallel).
 With --host "us" is wall clock and "cpu_us" the time of all threads of a process: the least mean of 15 rounds of 20 calls, on the slowest
 rank. "python_calls": how many Python functions a call enters."""
 import argparse
 import cProfile
 import datetime
+import functools
 import itertools
 import json
 import os
@@ -33,6 +34,7 @@ import measured  # noqa: E402
 import timing  # noqa: E402
 
 SCHEMES, COMPARE = ("all_gather", "ring", "ulysses"), ("always", "once")
+IN_GRAPH = ad.Machine(call=0, piece=0)
 WAYS = {**{s: (s, False) for s in SCHEMES}, "peers": ("all_gather", True)}  # (scheme, peers)
 HEADS, HEADS_KV, DIM = 32, 8, 128
 
@@ -45,10 +47,9 @@ def slowest(seconds, device):
 
 # ---- GPUs ----------------------------------------------------------------------------------------
 
-def timed(call, device, seconds=0.25, most=50):
-    """(ms of a call, us until it returns to an idle GPU's host), equal numbers of calls on all ranks."""
-    for _ in range(3):
-        call()
+def timed(call, device, seconds=0.1, most=50):
+    """ms of a call, equal numbers of calls on all ranks."""
+    call()
     torch.cuda.synchronize()
     dist.barrier()
     begin = time.perf_counter()
@@ -61,7 +62,11 @@ def timed(call, device, seconds=0.25, most=50):
     for _ in range(calls):
         call()
     torch.cuda.synchronize()
-    mean = slowest((time.perf_counter() - begin) / calls, device)
+    return slowest((time.perf_counter() - begin) / calls, device) * 1e3
+
+
+def host_us(call, device):
+    """us until a call returns to an idle GPU's host."""
     host = float("inf")
     for _ in range(5):
         dist.barrier()
@@ -69,7 +74,20 @@ def timed(call, device, seconds=0.25, most=50):
         begin = time.perf_counter()
         call()
         host = min(host, time.perf_counter() - begin)
-    return round(mean * 1e3, 4), round(slowest(host, device) * 1e6, 1)
+    torch.cuda.synchronize()
+    return round(slowest(host, device) * 1e6, 1)
+
+
+ROUNDS = 3
+
+
+def medians(calls, device):
+    """{name: ms} of {name: call}, each the median of rounds that time all of them: clocks drift."""
+    found = {name: [] for name in calls}
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            found[name].append(timed(call, device))
+    return {name: round(sorted(x)[ROUNDS // 2], 4) for name, x in found.items()}
 
 
 def as_graph(call):
@@ -84,16 +102,22 @@ def as_graph(call):
     return graph.replay
 
 
-def columns(make, device, compares=COMPARE):
-    """Times of a call as each of compare, and as a graph."""
-    found = {}
-    for compare in compares:
-        found[f"{compare}_ms"], found[f"{compare}_host_us"] = timed(make(compare), device)
-    try:
-        found["graph_ms"], _ = timed(as_graph(make("once")), device)
-    except RuntimeError as error:
-        found["graph_ms"], found["graph_error"] = None, str(error)[:200]
-    return found
+def cells(alone, ways, device, compares=COMPARE):
+    """Cells of ways = [(cell, make)], beside calls `alone` by name: times of make(compare)() as each of compare, and as a graph."""
+    calls = dict(alone)
+    for i, (cell, make) in enumerate(ways):
+        try:
+            for compare in compares:
+                call = make(compare)
+                call()
+                cell[f"{compare}_host_us"] = host_us(call, device)
+                calls[i, f"{compare}_ms"] = call
+            calls[i, "graph_ms"] = as_graph(make("once"))
+        except RuntimeError as error:  # such as GPUs that cannot read each other's memory
+            cell["error"] = str(error)[:200]
+    found = medians(calls, device)
+    for i, (cell, _) in enumerate(ways):
+        yield cell | {name: found[name] for name in alone} | {name[1]: ms for name, ms in found.items() if name[0] == i}
 
 
 def random(generator, *shape):
@@ -105,29 +129,35 @@ def of_heads(device, tokens, heads_kv=HEADS_KV):
     return [random(generator, 1, tokens, heads, DIM) for heads in (HEADS, heads_kv, heads_kv)]
 
 
+def with_difference(cell, call, want, device):
+    return cell if "error" in cell else cell | {"largest_difference": slowest((call().float() - want.float()).abs().max().item(), device)}
+
+
 def prefill(arguments, device, ranks):
     for tokens in arguments.tokens:
         q, k, v = of_heads(device, tokens)
-        alone_ms, _ = timed(lambda: attn.forward(q, k, v, causal=True), device)
-        whole = attn.forward(q, k, v, causal=True)
+        whole = ad.shard(attn.forward(q, k, v, causal=True))
         local = [ad.shard(x) for x in (q, k, v)]
+        calls, ways = [], []
         for scheme, peers in arguments.ways:
-            options = {"causal": True, "scheme": scheme, "peers": peers}
-            cell = {"tokens": tokens, "scheme": scheme, "peers": peers, "alone_ms": alone_ms}
-            cell |= columns(lambda compare: lambda: ad.attention(*local, compare=compare, **options), device, arguments.compare)
-            cell["estimated_ms"] = round(1e3 * ad.estimate(ranks, tokens, heads_q=HEADS, heads_kv=HEADS_KV, head_dim=DIM)[scheme], 4)
-            difference = (ad.attention(*local, **options).float() - ad.shard(whole).float()).abs().max().item()
-            yield {**cell, "largest_difference": slowest(difference, device)}
+            calls.append(functools.partial(ad.attention, *local, causal=True, scheme=scheme, peers=peers))
+            estimated = ad.estimate(ranks, tokens, heads_q=HEADS, heads_kv=HEADS_KV, head_dim=DIM, peers=peers, machine=IN_GRAPH)[scheme]
+            cell = {"tokens": tokens, "scheme": scheme, "peers": peers, "estimated_graph_ms": round(1e3 * estimated, 4)}
+            ways.append((cell, lambda compare, call=calls[-1]: functools.partial(call, compare=compare)))
+        alone = {"alone_ms": lambda: attn.forward(q, k, v, causal=True)}
+        for cell, call in zip(cells(alone, ways, device, arguments.compare), calls):
+            yield with_difference(cell, call, whole, device)
 
 
 def pieces(arguments, device, ranks):
     """all_gather in other numbers of pieces of heads than estimate() chooses."""
-    for tokens in arguments.tokens:
-        local = [ad.shard(x) for x in of_heads(device, tokens)]
-        for n, peers in itertools.product((1, 2, 4), (False, True)):
-            cell = {"tokens": tokens, "head_pieces": n, "peers": peers}
-            options = {"causal": True, "scheme": "all_gather", "head_pieces": n, "peers": peers}
-            yield cell | columns(lambda compare: lambda: ad.attention(*local, compare=compare, **options), device, arguments.compare)
+    for tokens in (x for x in arguments.tokens if x <= 8192):
+        q, k, v = of_heads(device, tokens)
+        local, ways = [ad.shard(x) for x in (q, k, v)], []
+        for n, peers in itertools.product(arguments.pieces, (False, True)):
+            call = functools.partial(ad.attention, *local, causal=True, scheme="all_gather", head_pieces=n, peers=peers)
+            ways.append(({"tokens": tokens, "head_pieces": n, "peers": peers}, lambda compare, call=call: functools.partial(call, compare=compare)))
+        yield from cells({"alone_ms": lambda: attn.forward(q, k, v, causal=True)}, ways, device, arguments.compare)
 
 
 def documents(arguments, device, ranks):
@@ -140,43 +170,47 @@ def documents(arguments, device, ranks):
     q, k, v = (x[0] for x in of_heads(device, tokens))
     offsets = torch.tensor(ends, dtype=torch.int32, device=device)
     longest = max(b - a for a, b in zip(ends, ends[1:]))
-    alone_ms, _ = timed(lambda: attn.forward(q, k, v, causal=True, cu_seqlens_q=offsets, cu_seqlens_kv=offsets, max_seqlen_q=longest), device)
-    whole = attn.forward(q, k, v, causal=True, cu_seqlens_q=offsets, cu_seqlens_kv=offsets, max_seqlen_q=longest)
+    alone = functools.partial(attn.forward, q, k, v, causal=True, cu_seqlens_q=offsets, cu_seqlens_kv=offsets, max_seqlen_q=longest)
+    whole, calls, ways = alone(), [], []
     for (scheme, peers), layout in itertools.product(arguments.ways, ("zigzag", "documents")):
         local = [ad.shard(x, dim=0, layout=layout, cu_seqlens=ends) for x in (q, k, v)]
-        for n in (1, 2, 4) if scheme == "all_gather" else (None,):
-            cell = {"tokens": tokens, "documents": len(ends) - 1, "layout": layout, "scheme": scheme, "peers": peers, "head_pieces": n, "alone_ms": alone_ms}
-            options = {"causal": True, "cu_seqlens": ends, "scheme": scheme, "layout": layout, "peers": peers, "head_pieces": n}
-            cell |= columns(lambda compare: lambda: ad.attention(*local, compare=compare, **options), device, arguments.compare)
-            difference = ad.attention(*local, **options).float() - ad.shard(whole, dim=0, layout=layout, cu_seqlens=ends).float()
-            yield {**cell, "largest_difference": slowest(difference.abs().max().item(), device)}
+        for n in arguments.pieces if scheme == "all_gather" else (None,):
+            calls.append(functools.partial(ad.attention, *local, causal=True, cu_seqlens=ends, scheme=scheme, layout=layout, peers=peers, head_pieces=n))
+            cell = {"tokens": tokens, "documents": len(ends) - 1, "layout": layout, "scheme": scheme, "peers": peers, "head_pieces": n}
+            ways.append((cell, lambda compare, call=calls[-1]: functools.partial(call, compare=compare)))
+    for cell, call in zip(cells({"alone_ms": alone}, ways, device, arguments.compare), calls):
+        yield with_difference(cell, call, ad.shard(whole, dim=0, layout=cell["layout"], cu_seqlens=ends), device)
+
+
+def of_decode(device, ranks, batch, keys):
+    """(q of all heads, of this rank's, this rank's k and v, their lengths, the same over all keys)"""
+    rank, n = dist.get_rank(), HEADS // ranks
+    generator = torch.Generator(device).manual_seed(1)
+    all_k, all_v = (random(generator, batch, keys, HEADS_KV, DIM) for _ in range(2))
+    q = random(generator, batch, 1, HEADS, DIM)
+    k, v = (x[:, rank * (keys // ranks):][:, :keys // ranks].contiguous() for x in (all_k, all_v))
+    lengths = torch.full((batch,), keys // ranks, dtype=torch.int32, device=device)
+    return q, q[:, :, rank * n:][:, :, :n].contiguous(), k, v, lengths, lambda: attn.forward(q, all_k, all_v)
+
+
+DECODE_WAYS = ("split", 0, "by heads"), ("split", 1 << 30, "to all"), ("split", 0, "peers"), ("all", 0, "to all"), ("all", 0, "peers")
 
 
 def decode(arguments, device, ranks):
-    rank = dist.get_rank()
-    n = HEADS // ranks
     for batch, keys in arguments.decode:
-        generator = torch.Generator(device).manual_seed(1)
-        all_k, all_v = (random(generator, batch, keys, HEADS_KV, DIM) for _ in range(2))
-        q = random(generator, batch, 1, HEADS, DIM)
-        alone = {"alone_ms": timed(lambda: attn.forward(q, all_k, all_v), device)[0],
-                 "alone_graph_ms": timed(as_graph(lambda: attn.forward(q, all_k, all_v)), device)[0]}
-        k, v = (x[:, rank * (keys // ranks):][:, :keys // ranks].contiguous() for x in (all_k, all_v))
-        del all_k, all_v
-        lengths = torch.full((batch,), keys // ranks, dtype=torch.int32, device=device)
-        mine = q[:, :, rank * n:][:, :, :n].contiguous()
-        shard = {"shard_graph_ms": timed(as_graph(lambda: attn.forward(q, k, v, seqlens_kv=lengths, out_dtype="f32", return_lse=True)), device)[0]}
-        for heads, most, way in ("split", 0, "by heads"), ("split", 1 << 30, "to all"), ("split", 0, "peers"), ("all", 0, "to all"), ("all", 0, "peers"):
-            ad._MOST_GATHERED = most
-            options = {"heads": heads, "peers": way == "peers", "seqlens_kv": lengths}
-            cell = {"batch": batch, "keys": keys, "heads": heads, "parts": way, **alone, **shard}
-            given = mine if heads == "split" else q
-            try:
-                cell |= columns(lambda compare: lambda: ad.decode(given, k, v, compare=compare, **options), device, arguments.compare)
-            except RuntimeError as error:  # GPUs that cannot read each other's memory
-                cell["error"] = str(error)[:200]
-            yield cell
-        del k, v
+        q, mine, k, v, lengths, whole = of_decode(device, ranks, batch, keys)
+        alone = {"alone_ms": whole, "alone_graph_ms": as_graph(whole),
+                 "shard_graph_ms": as_graph(lambda: attn.forward(q, k, v, seqlens_kv=lengths, out_dtype="f32", return_lse=True))}
+        ways = []
+        for heads, most, way in DECODE_WAYS:
+            def make(compare, given=mine if heads == "split" else q, most=most, options={"heads": heads, "peers": way == "peers"}):
+                def call():
+                    ad._MOST_GATHERED = most
+                    return ad.decode(given, k, v, compare=compare, seqlens_kv=lengths, **options)
+                return call
+            ways.append(({"batch": batch, "keys": keys, "heads": heads, "parts": way}, make))
+        yield from cells(alone, ways, device, arguments.compare)
+        del k, v, whole, alone, ways
 
 
 def peer(arguments, device, ranks):
@@ -188,18 +222,21 @@ def peer(arguments, device, ranks):
     for tokens in (x for x in arguments.tokens if x >= 8192):
         q, k, v = of_heads(device, tokens, HEADS)
         local = [ad.shard(x) for x in (q, k, v)]
-        cell = {"tokens": tokens, "heads": f"{HEADS}/{HEADS}", "alone_ms": timed(lambda: attn.forward(q, k, v, causal=True), device)[0]}
-        for scheme in SCHEMES:
-            cell[f"{scheme}_ms"], _ = timed(lambda: ad.attention(*local, causal=True, scheme=scheme, compare="once"), device)
+        cell = {"tokens": tokens, "heads": f"{HEADS}/{HEADS}"}
+        calls = {"alone_ms": lambda: attn.forward(q, k, v, causal=True)}
+        for scheme, peers in arguments.ways:
+            calls[f"{scheme}{' by peers' * peers}_ms"] = functools.partial(ad.attention, *local, causal=True, scheme=scheme, peers=peers, compare="once")
+        cell |= medians(calls, device)
         for backend in SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION:
             theirs = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+            name = f"context_parallel, {backend.name.lower()}"
             try:
                 with sdpa_kernel(backend), torch.no_grad(), context_parallel(mesh, buffers=theirs, buffer_seq_dims=[2] * 3, no_restore_buffers=set(theirs)):
                     def call():
                         return torch.nn.functional.scaled_dot_product_attention(*theirs, is_causal=True)
-                    cell[f"context_parallel, {backend.name.lower()}: ms"], _ = timed(call, device)
+                    cell |= {f"{name}: ms": medians({name: call}, device)[name]}
             except Exception as error:
-                cell[f"context_parallel, {backend.name.lower()}: error"] = str(error)[:200]
+                cell[f"{name}: error"] = str(error)[:200]
         yield cell
 
 
@@ -224,7 +261,7 @@ def on_gpus(arguments):
     device, rank, ranks = begun(arguments)
     nvml = timing.Nvml()
     report = {**facts(arguments, ranks), "gpu": {"name": torch.cuda.get_device_name(), "driver": nvml.driver(), "before": nvml.state()},
-              "timed": "wall clock of a mean call on the slowest rank, no gradients; host_us: until a call returns, the GPU being idle; "
+              "timed": "wall clock of a mean call on the slowest rank, median of 3 rounds over all calls, no gradients; host_us: until a call returns, the GPU being idle; "
                        "graph_ms: replays of a CUDA graph of the call; alone: one GPU; shard: the kernels of one rank alone"}
     for name in arguments.only:
         report[name] = []
@@ -245,52 +282,60 @@ def on_gpus(arguments):
 def kind(name):
     """What a kernel or copy is."""
     for word, what in (("AllGather", "nccl"), ("SendRecv", "nccl"), ("nccl", "nccl"), ("fwd_", "attention"), ("decode_", "attention"),
-                       ("merge", "merge"), ("CatArray", "copy"), ("copy", "copy"), ("Memcpy", "copy"), ("Memset", "copy")):
+                       ("merge", "merge"), ("barrier", "meeting"), ("CatArray", "copy"), ("copy", "copy"), ("Memcpy", "copy"), ("Memset", "copy")):
         if word in name:
             return what
     return "other"
 
 
-def timeline(arguments):
-    """A replay of each scheme as a CUDA graph: [kind, stream, begin us, us, name] of what ran on the GPU of rank 0."""
-    device, rank, ranks = begun(arguments)
-    tokens = arguments.tokens[-1]
-    local = [ad.shard(x) for x in of_heads(device, tokens)]
-    report = {**facts(arguments, ranks), "gpu": torch.cuda.get_device_name(), "tokens": tokens, "entry": "kind, stream, begin us, us, name", "schemes": {}}
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    for scheme, peers in arguments.ways:
-        replay = as_graph(lambda: ad.attention(*local, causal=True, scheme=scheme, peers=peers, compare="once"))
+def entries_of(replay, rank):
+    """[kind, stream, begin us, us, name] of what a replay runs on the GPU of rank 0; None on others."""
+    for _ in range(3):
+        replay()
+    torch.cuda.synchronize()
+    dist.barrier()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(3):
-            replay()
-        torch.cuda.synchronize()
-        dist.barrier()
-        with torch.profiler.profile(activities=activities) as profile:
-            for _ in range(3):
-                torch.cuda.synchronize()
-                dist.barrier()
-                torch.cuda.synchronize()
-                with torch.profiler.record_function("attention()"):
-                    replay()
             torch.cuda.synchronize()
-        if rank:
-            continue
-        with tempfile.NamedTemporaryFile(suffix=".json") as file:
-            profile.export_chrome_trace(file.name)
-            with open(file.name) as trace:
-                events = json.load(trace)["traceEvents"]
-        called = max(e["ts"] for e in events if e.get("name") == "attention()" and e.get("cat") == "user_annotation")
-        found = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and e["ts"] > called]
-        begin = min(e["ts"] for e in found)
-        entries = [[kind(e["name"]), e["args"]["stream"], round(e["ts"] - begin, 1), round(e["dur"], 1), e["name"].partition("(")[0][:60]]
-                   for e in sorted(found, key=lambda e: e["ts"])]
-        name = scheme + " by peers" * peers
-        report["schemes"][name] = entries
-        by_kind = {}
-        for what, _, _, us, _ in entries:
-            by_kind[what] = round(by_kind.get(what, 0) + us, 1)
-        print(name, len(entries), "entries, end", max(e[2] + e[3] for e in entries), by_kind, flush=True)
-    if rank == 0:
-        measured.write(arguments.timeline, report)
+            dist.barrier()
+            torch.cuda.synchronize()
+            with torch.profiler.record_function("the call"):
+                replay()
+        torch.cuda.synchronize()
+    if rank:
+        return None
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profile.export_chrome_trace(file.name)
+        with open(file.name) as trace:
+            events = json.load(trace)["traceEvents"]
+    called = max(e["ts"] for e in events if e.get("name") == "the call" and e.get("cat") == "user_annotation")
+    found = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and e["ts"] > called]
+    begin = min(e["ts"] for e in found)
+    return [[kind(e["name"]), e["args"]["stream"], round(e["ts"] - begin, 1), round(e["dur"], 1), e["name"].partition("(")[0][:60]]
+            for e in sorted(found, key=lambda e: e["ts"])]
+
+
+def timeline(arguments):
+    """A replay of each scheme, and of decode, as a CUDA graph."""
+    device, rank, ranks = begun(arguments)
+    tokens, (batch, keys) = arguments.tokens[-1], arguments.decode[-1]
+    local = [ad.shard(x) for x in of_heads(device, tokens)]
+    report = {**facts(arguments, ranks), "gpu": torch.cuda.get_device_name(), "tokens": tokens, "decoded": f"{batch} x {keys}",
+              "entry": "kind, stream, begin us, us, name", "schemes": {}, "decode": {}}
+    calls = [("schemes", scheme + " by peers" * peers, functools.partial(ad.attention, *local, causal=True, scheme=scheme, peers=peers, compare="once"))
+             for scheme, peers in arguments.ways]
+    q, mine, k, v, lengths, _ = of_decode(device, ranks, batch, keys)
+    calls += [("decode", f"{heads} by {'peers' if peers else 'NCCL'}", functools.partial(
+        ad.decode, mine if heads == "split" else q, k, v, heads=heads, peers=peers, seqlens_kv=lengths, compare="once"))
+        for heads, peers in itertools.product(("split", "all"), (False, True))]
+    for part, name, call in calls:
+        report[part][name] = entries = entries_of(as_graph(call), rank)
+        if rank == 0:
+            by_kind = {}
+            for what, _, _, us, _ in entries:
+                by_kind[what] = round(by_kind.get(what, 0) + us, 1)
+            print(name, len(entries), "entries, end", max(e[2] + e[3] for e in entries), by_kind, flush=True)
+            measured.write(arguments.timeline, report)
     torch.cuda.synchronize()
     dist.barrier()
     os._exit(0)
@@ -373,6 +418,7 @@ def main():
     parser.add_argument("--compare", type=lambda text: text.split(","), default=COMPARE, help=", ".join(COMPARE))
     parser.add_argument("--ways", type=lambda text: [WAYS[x] for x in text.split(",")], default=[*WAYS.values()],
                         help=f"of cells, documents and the time line: {', '.join(WAYS)}")
+    parser.add_argument("--pieces", type=lambda text: [int(x) for x in text.split(",")], default=[1, 2, 4], help="of heads, for pieces and documents")
     parser.add_argument("--timeline", metavar="OUT")
     parser.add_argument("--commit", default="")
     parser.add_argument("--json", metavar="OUT")

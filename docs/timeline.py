@@ -8,9 +8,9 @@ import pathlib
 
 HERE = pathlib.Path(__file__).parent
 REPORT = sorted((HERE / "measured").glob("*_distributed_timeline_*.json"))[-1]
-SCHEMES = ("all_gather", "ring")
-COLORS = {"attention": "#1f77b4", "nccl": "#d62728", "copy": "#2ca02c", "merge": "#9467bd", "other": "#7f7f7f"}
-LABELS = {"attention": "attention kernels", "nccl": "NCCL: K and V of other ranks", "copy": "copies", "merge": "merge", "other": "other"}
+SCHEMES = ("all_gather", "all_gather by peers", "ring")
+COLORS = {"attention": "#1f77b4", "nccl": "#d62728", "copy": "#2ca02c", "merge": "#9467bd", "meeting": "#ff7f0e", "other": "#7f7f7f"}
+LABELS = {"attention": "attention kernels", "nccl": "NCCL: K and V of other ranks", "copy": "copies", "merge": "merge", "meeting": "ranks meet", "other": "other"}
 LEFT, W, ROW, GAP = 110, 700, 22, 44
 
 

@@ -145,6 +145,17 @@ class _Order:
     def pieces(self, rank):
         return chunks(self.layout, rank, self.ranks, self.total // self.ranks, self.offsets)
 
+    @functools.cached_property
+    def runs(self):
+        """[(rank, the first of its tokens, how many), ...] in the order of the sequence."""
+        found = []
+        for rank in range(self.ranks):
+            at = 0
+            for start, n in self.pieces(rank):
+                found.append((start, rank, at, n))
+                at += n
+        return [x[1:] for x in sorted(found)]
+
     def whole(self, x, dim, room=0):
         """[ranks, ...] -> [...] with the tokens along `dim` in the order of the sequence. A view where no element need move.
 
@@ -400,6 +411,12 @@ def _places(kinds):
     return tuple(places), end
 
 
+def _is_wide(x):
+    """Whether x consists of pieces of 16 bytes, by which GPUs copy faster."""
+    size = x.element_size()
+    return x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and not any(n * size % 16 for n in (x.shape[-1], x.storage_offset(), *x.stride()[:-1]))
+
+
 class _Packed:
     """Arrays that travel together: in `buffer`, bytes [*lead, size]. kinds: (type, shape) of each, without the dimensions `lead`."""
 
@@ -414,6 +431,8 @@ class _Packed:
 
     def fill(self, arrays):
         for into, x in zip(self.arrays(), arrays):
+            if into.dim() and _is_wide(into) and _is_wide(x):
+                into, x = into.view(torch.complex128), x.view(torch.complex128)
             into.copy_(x)
         return self
 
@@ -490,10 +509,29 @@ class _Peers:
         """The stream goes on when those of all ranks have got here."""
         self.handle.barrier(channel=channel, timeout_ms=self.limit)
 
-    def copy_beside(self, copies):
-        """A function that makes what is then the current stream wait until copies[i] = [(into, from), ...] are done, from the i-th rank after this one.
+    def meet_beside(self, channel, after):
+        """An event: the ranks have met, this one after the events `after` and when the stream has got here. The stream does not wait."""
+        stream = self.streams[0]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        for event in after:
+            stream.wait_event(event)
+        with torch.cuda.stream(stream):
+            self.meet(channel)
+        return stream.record_event()
 
-        They begin when the stream has got here. Copies of contiguous memory are the copy engines', so kernels keep all multiprocessors."""
+    def captures(self):
+        """Whether calls become part of a graph, so that the host's time does not count."""
+        return torch.cuda.is_current_stream_capturing()
+
+    def wait(self, events):
+        """The current stream goes on after them."""
+        for event in events:
+            torch.cuda.current_stream(self.device).wait_event(event)
+
+    def copy_beside(self, copies):
+        """Begins copies[i] = [(into, from), ...], from the i-th rank after this one, when the stream has got here -> an event of each rank's end.
+
+        Copies of contiguous memory are the copy engines', so kernels keep all multiprocessors."""
         begin, ends = torch.cuda.current_stream(self.device).record_event(), []
         for stream, pairs in zip(self.streams, copies):
             stream.wait_event(begin)
@@ -501,11 +539,7 @@ class _Peers:
                 for into, x in pairs:
                     into.copy_(x)
             ends.append(stream.record_event())
-
-        def wait():
-            for event in ends:
-                torch.cuda.current_stream(self.device).wait_event(event)
-        return wait
+        return ends
 
 
 def _peers_of(group, device, what, size):
@@ -514,8 +548,6 @@ def _peers_of(group, device, what, size):
     if not kept or kept[-1][1] < size:
         kept.append((_Peers(group, device, size), size, _Kept(_MOST_CALLS)))
     return kept[-1]
-
-
 
 
 # ---- which calls compute a rectangle of queries and keys ------------------------------------------
@@ -791,6 +823,7 @@ class _Call:
         return lse.unflatten(1, (self.head_pieces, -1)).unflatten(3, (len(self.places), -1)).permute(1, 3, 0, 2, 4).contiguous()
 
 
+_MOST_RUNS = 256  # of tokens, that are fetched to their places: each costs the host some microseconds
 _TOGETHER = 4  # results over a ring's keys that are merged at once: each takes the memory of f32 rows, each merge that of a pass over them
 
 
@@ -930,9 +963,12 @@ def _parts(call, q, slopes):
             for i, (piece, heads) in enumerate(zip(_pieces(q, call.head_pieces), call.heads_of_parts()))]
 
 
-def _finished(parts, out, lse, sinks):
+def _finished(parts, out, lse, sinks, wants_lse=True):
+    """(out, lse of all places), the latter None if it is not wanted."""
     for part in parts:
         part.finish()
+    if not wants_lse and sinks is None:
+        return out, None
     pieces, places, b, h, m = lse.shape
     return _with_sinks(out, lse.permute(2, 0, 3, 1, 4).reshape(b, pieces * h, places * m), sinks)
 
@@ -963,12 +999,14 @@ def _gathered(k, v, call, room=0):
 
 
 def _gathered_from_peers(k, v, call, room=0):
-    """_gathered() by copies from the other GPUs' memory, which go on while kernels compute.
+    """_gathered() from the other GPUs' memory. A kernel fetches the first piece of heads, for nothing else can run yet; copy engines fetch the
+    others, while kernels compute.
 
-    Ranks meet twice: all have read the last call's keys before one writes its own, and have written them before one reads."""
+    Ranks meet twice: all have written their keys before one reads, and, beside the computation, have read them before one writes the next
+    call's. The caller asks for one more piece than there are, for the current stream has to wait for the second."""
     group, (b, n), pieces = call.group, k.shape[:2], call.head_pieces
-    pairs = list(zip(_pieces(k, pieces), _pieces(v, pieces)))
-    kinds = [(x.dtype, tuple(x.shape[2:])) for x in pairs[0]]
+    of_pieces = [x.unflatten(2, (pieces, -1)).movedim(2, 0) for x in (k, v)]
+    kinds = [(x.dtype, tuple(x.shape[3:])) for x in of_pieces]
     row = _places(tuple(kinds))[1]
     peers, _, views = _peers_of(group, k.device, "attention", 1 << max(16, (pieces * b * n * row - 1).bit_length()))
     name = pieces, b, n, row
@@ -976,30 +1014,39 @@ def _gathered_from_peers(k, v, call, room=0):
     if found is None:
         found = [x[:pieces * b * n * row].view(pieces, b, n, row) for x in peers.buffers]
         views.keep(name, found)
+    _Packed(k, kinds, buffer=found[group.rank]).fill(of_pieces)
     peers.meet(0)
-    for pair, bytes_of_piece in zip(pairs, found[group.rank]):
-        _Packed(k, kinds, buffer=bytes_of_piece).fill(pair)
-    peers.meet(1)
-    # To their places in the sequence; pieces of documents are many, so with them rank by rank, and to their places afterwards.
-    in_order = call.layout != "documents"
+    runs = call.order.runs
+    first = 1 if len(runs) <= _MOST_RUNS else 0
+    if first:
+        whole = k.new_empty((b, call.total + 2 * room, row), dtype=torch.uint8)
+        wide = [x[0].view(torch.complex128) for x in found]  # 16 bytes at a time
+        torch.cat([wide[r].narrow(1, at, tokens) for r, at, tokens in runs], 1, out=whole.narrow(1, room, call.total).view(torch.complex128))
+        arrived = _Packed(k, kinds, buffer=whole)
+    # To their places in the sequence. Runs of documents are many, and a copy takes the host long: but for graphs they come rank by rank, and get
+    # to their places afterwards.
+    in_order = call.layout != "documents" or first and peers.captures()
     arriving = []
-    for i in range(pieces):
-        whole = k.new_empty((b, call.total, row) if in_order else (group.ranks, b, n, row), dtype=torch.uint8)
+    for i in range(first, pieces):
+        whole = k.new_empty((b, call.total + 2 * room, row) if in_order else (group.ranks, b, n, row), dtype=torch.uint8)
         copies = []
         for r in ((group.rank + step) % group.ranks for step in range(1, group.ranks + 1)):
             theirs, into_from, at = found[r][i], [], 0
             for start, tokens in call.order.pieces(r) if in_order else ():
-                into_from += [(whole[entry, start:start + tokens], theirs[entry, at:at + tokens]) for entry in range(b)]
+                into_from += [(whole[entry, room + start:][:tokens], theirs[entry, at:][:tokens]) for entry in range(b)]
                 at += tokens
             copies.append(into_from if in_order else [(whole[r], theirs)])
         arriving.append((whole, copies))
-    waits = [peers.copy_beside(copies[:-1]) for _, copies in arriving]
-    for whole, copies in arriving:
+    copied = [peers.copy_beside(copies[:-1]) for _, copies in arriving]
+    all_read = peers.meet_beside(1, [event for events in copied for event in events])
+    if first:
+        yield arrived.arrays()
+    for (whole, copies), events in zip(arriving, copied):
         for into, x in copies[-1]:
             into.copy_(x)
-    for (whole, _), wait in zip(arriving, waits):
-        wait()
+        peers.wait(events)
         yield _Packed(k, kinds, buffer=whole if in_order else call.order.whole(whole, 1, room)).arrays()
+    peers.wait([all_read])
 
 
 def _all_gather_forward(call, q, k, v, slopes, dtype):
@@ -1017,12 +1064,13 @@ def _all_gather_forward(call, q, k, v, slopes, dtype):
         kept.append(kv)  # until it has been read in both streams
     if aside:
         torch.cuda.current_stream(q.device).wait_stream(aside)
+    next(gathered, None)
     return parts, out, lse
 
 
 def _all_gather_backward(call, q, k, v, out, lse, d_out, d_lse, slopes):
     dq, found = torch.zeros(q.shape, dtype=torch.float32, device=q.device), []
-    for part, kv in zip(_parts_of_result(call, q, slopes, d_out, d_lse, out, lse, dq), call.gathered(k, v)):
+    for kv, part in zip(call.gathered(k, v), _parts_of_result(call, q, slopes, d_out, d_lse, out, lse, dq)):
         gradients = [torch.zeros_like(x, dtype=torch.float32, memory_format=torch.contiguous_format) for x in kv]
         part.add_gradients(*kv, *gradients, (0, call.total))
         found.append(_sums_of_ranks([call.order.by_rank(x) for x in gradients], call.group))
@@ -1110,13 +1158,13 @@ def _ulysses_backward(call, q, k, v, out, lse, d_out, d_lse, slopes):
     return _to_tokens((dq, *gradients), call, (call.heads, call.heads_kv, call.heads_kv))
 
 
-def _compute(call, q, k, v, sinks, slopes, dtype=torch.float32):
+def _compute(call, q, k, v, sinks, slopes, dtype=torch.float32, wants_lse=True):
     """((out, lse) of this rank's queries, what gradients need of q, k, v, out and lse). out is of dtype if one call computes a row, else f32."""
     if sinks is not None:
         dtype = torch.float32
     if call.scheme == "ulysses":
         return _ulysses_forward(call, q, k, v, sinks, slopes, dtype)
-    found = _finished(*(_ring_forward if call.scheme == "ring" else _all_gather_forward)(call, q, k, v, slopes, dtype), sinks)
+    found = _finished(*(_ring_forward if call.scheme == "ring" else _all_gather_forward)(call, q, k, v, slopes, dtype), sinks, wants_lse)
     return found, (q, k, v, *found)
 
 
@@ -1415,10 +1463,10 @@ def attention(q, k, v, *, group=None, scheme="auto", layout="zigzag", causal=Fal
     else:
         dtype = q.dtype if out_dtype in (None, q.dtype) and q.dtype in _MERGED else torch.float32
         with torch.no_grad():
-            (out, lse), _ = _compute(call, q, k, v, sinks, alibi_slopes, dtype)
+            (out, lse), _ = _compute(call, q, k, v, sinks, alibi_slopes, dtype, return_lse)
     out = out.to(out_dtype or q.dtype)
     if offsets is not None:
-        out, lse = out[0], lse[0]
+        out, lse = out[0], lse[0] if return_lse else None
     return (out, lse) if return_lse else out
 
 

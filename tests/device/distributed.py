@@ -4,9 +4,10 @@
 
 Each part runs in processes of its own, one a GPU; they are ended after 120 s. Needs PyTorch. Exit code: 1 if a part failed.
 
-masks        out and lse of every scheme, layout and mask, bf16 with a float32 result, and the same calls on one GPU
+masks        out and lse of every scheme, layout and mask, bf16 with a float32 result, and the same calls on one GPU; also for weights that
+             bf16 holds exactly: then within 1e-5
 gradients    dq, dk, dv and the sinks', bf16
-decode       caches by tokens and by pages, every way of partial results
+decode       caches by tokens and by pages, every way of partial results; several queries and windows, which need positions
 graphs       attention and decode as CUDA graphs: the bits of plain calls, also with other data
 repeats      equal calls give equal bits: forward and gradients of each scheme, also by peers, a tenth as often with layout documents; decode
 disagree     ranks that differ, or refuse: an error on every rank, and the group still works
@@ -73,10 +74,20 @@ def cases(total, device):
     yield "documents window", {"cu_seqlens": ends, "window": (40, 20)}, same & band(total, 40, 20), {}
 
 
-def tensors(total, device, batch=2, heads=HEADS, heads_kv=HEADS_KV):
+def tensors(total, device, batch=2, heads=HEADS, heads_kv=HEADS_KV, exact=False):
+    """q, k, v. exact: q and k of -1, 0 and 1, so that with exact_scale() all weights are powers of two, which bf16 holds."""
     import torch
     g = torch.Generator(device).manual_seed(5)
-    return [torch.randn(batch, total, h, DIM, generator=g, device=device).to(torch.bfloat16) for h in (heads, heads_kv, heads_kv)]
+    found = [torch.randn(batch, total, h, DIM, generator=g, device=device) for h in (heads, heads_kv, heads_kv)]
+    if exact:
+        found[:2] = ((x > 1.15).to(x.dtype) - (x < -1.15).to(x.dtype) for x in found[:2])
+    return [x.to(torch.bfloat16) for x in found]
+
+
+def exact_scale(options):
+    """Options that make scores multiples of log 2, with a softcap by those of which it leaves 0 and its limits."""
+    softcap = {"softcap": 4 * math.log(2)} if "softcap" in options else {}
+    return {"scale": math.log(2) * (64 if softcap else 1), **softcap}
 
 
 def largest(x):
@@ -116,18 +127,21 @@ def masks(rank, ranks, device, notes, arguments):
     import attn.distributed as ad
     from test_distributed import dense
     total = TOKENS * ranks
-    for name, options, visible, rules in cases(total, device):
+    for (name, options, visible, rules), exact in itertools.product(cases(total, device), (True, False)):
         packed = "cu_seqlens" in options
         dim = 0 if packed else 1
-        q, k, v = tensors(total, device, batch=1 if packed else 2)
+        if exact:
+            options, rules = {**options, **exact_scale(options)}, {**rules, **exact_scale(options)}
+        data, allowed, allowed_lse = ("exact weights", 1e-5, 1e-5) if exact else ("random", 0.02, 2e-3)
+        q, k, v = tensors(total, device, batch=1 if packed else 2, exact=exact)
         want, want_lse = dense(q.double(), k.double(), v.double(), visible, **rules)
         alone = None
         if not packed:
             alone = attn.forward(q, k, v, out_dtype="f32", **options)
-            notes.least("one GPU: out", largest(alone - want))
+            notes.least(f"{data}: one GPU: out", largest(alone - want))
         cu = options.get("cu_seqlens")
         for scheme, layout, peers in variants(packed):
-            what = f"{name} {scheme} {layout}{' peers' if peers else ''}"
+            what = f"{name} {scheme} {layout}{' peers' if peers else ''}, {data}"
             with notes.of(what):
                 local = [ad.shard(x[0] if packed else x, layout=layout, dim=dim, cu_seqlens=cu) for x in (q, k, v)]
                 out, lse = ad.attention(*local, scheme=scheme, layout=layout, peers=peers, return_lse=True, out_dtype=torch.float32, **options)
@@ -136,11 +150,11 @@ def masks(rank, ranks, device, notes, arguments):
                 mine, mine_lse = ad.shard(want, layout=layout, cu_seqlens=cu), ad.shard(want_lse, layout=layout, dim=2, cu_seqlens=cu)
                 assert torch.equal(torch.isfinite(lse), torch.isfinite(mine_lse)), "rows without keys"
                 error, of_lse = largest(out - mine), largest(lse - mine_lse)
-                notes.least(f"{scheme}: out", error)
-                notes.least(f"{scheme}: lse", of_lse)
+                notes.least(f"{data}: {scheme}: out", error)
+                notes.least(f"{data}: {scheme}: lse", of_lse)
                 if alone is not None:
-                    notes.least(f"{scheme}: out - one GPU's", largest(out - ad.shard(alone, layout=layout)))
-                assert error < 0.02 and of_lse < 2e-3, f"errors {error:.2g}, lse {of_lse:.2g}"
+                    notes.least(f"{data}: {scheme}: out - one GPU's", largest(out - ad.shard(alone, layout=layout)))
+                assert error < allowed and of_lse < allowed_lse, f"errors {error:.2g}, lse {of_lse:.2g}"
                 notes.facts["cases"] = notes.facts.get("cases", 0) + 1
 
 
@@ -222,10 +236,41 @@ def decode(rank, ranks, device, notes, arguments):
                     notes.least("out", error)
                     notes.least("lse", of_lse)
                     assert error < 0.02 and of_lse < 2e-3, f"errors {error:.2g}, lse {of_lse:.2g}"
-    for options in {"window": (30, -1)}, {"causal": True}:
-        with notes.of(f"decode {options}"):
-            some = q if "window" in options else q.expand(-1, 2, -1, -1)
-            ad.decode(some, *cache, heads="all", seqlens_kv=local, interleave=interleave, total_seqlens=lengths.to(torch.int32), **options)
+    # Several queries, and windows: places of queries and keys count.
+    for interleave, queries, window, exact in itertools.product((1, page), (1, 3), (-1, 30), (True, False)):
+        if queries == 1 and window < 0:
+            continue
+        q, k, v = tensors(longest, device, 4, heads, 2, exact)
+        q = q[:, :queries]
+        options = exact_scale({}) if exact else {}
+        place = (lengths - queries)[:, None] + torch.arange(queries)
+        at = torch.arange(longest)
+        seen = (at < lengths[:, None])[:, None, :] & (at <= place[:, :, None])
+        if window >= 0:
+            seen &= at >= place[:, :, None] - window
+        wide = torch.zeros(4, longest, heads, DIM, dtype=torch.float64)
+        wide[:, :queries] = q.double()
+        visible = torch.zeros(4, 1, longest, longest, dtype=torch.bool)
+        visible[:, 0, :queries] = seen
+        want, want_lse = dense(wide, k.double(), v.double(), visible, **options)
+        want, want_lse = want[:, :queries], want_lse[:, :, :queries]
+        mine = [p for p in range(longest) if p // interleave % ranks == rank]
+        local = torch.tensor([sum(p < n for p in mine) for n in lengths.tolist()], dtype=torch.int32)
+        n = heads // ranks
+        for most, peers in (0, False), (1 << 20, False), (0, True):
+            ad._MOST_GATHERED = most
+            with notes.of(f"positions {interleave} {queries} {window} {exact} {most} {peers}"):
+                out, lse = ad.decode(q[:, :, rank * n:][:, :, :n].contiguous(), k[:, mine].contiguous(), v[:, mine].contiguous(), seqlens_kv=local,
+                                     interleave=interleave, total_seqlens=lengths.to(torch.int32), window=(window, -1), peers=peers, return_lse=True,
+                                     out_dtype=torch.float32, **options)
+                mine_want, mine_lse = want[:, :, rank * n:][:, :, :n], want_lse[:, rank * n:][:, :n]
+                assert torch.equal(torch.isfinite(lse), torch.isfinite(mine_lse)), "rows without keys"
+                error, of_lse = largest(out - mine_want), largest(lse - mine_lse)
+                data = "exact weights" if exact else "random"
+                notes.least(f"positions, {data}: out", error)
+                notes.least(f"positions, {data}: lse", of_lse)
+                assert error < (1e-5 if exact else 0.02) and of_lse < (1e-5 if exact else 2e-3), f"errors {error:.2g}, lse {of_lse:.2g}"
+                notes.facts["positions"] = notes.facts.get("positions", 0) + 1
 
 
 def captured(call):

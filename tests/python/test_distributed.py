@@ -494,7 +494,16 @@ class SharedFiles:
     def copy_beside(self, copies):
         for into, x in itertools.chain(*copies):
             into.copy_(x)
-        return lambda: None
+        return []
+
+    def meet_beside(self, channel, after):
+        self.barrier()
+
+    def captures(self):
+        return self.made % 2 == 0
+
+    def wait(self, events):
+        pass
 
 
 def dense_at(q, k, v, visible, place, slopes):
