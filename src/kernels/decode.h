@@ -142,7 +142,7 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
     return (device.shared_bytes_max + block_reserve) / (bytes(stages) + block_reserve);
   };
   // A unit of 512 columns leaves no room for a second one.
-  const int least = tile.swapped && bytes(2) > device.shared_bytes_max ? 1 : 2;
+  const int least = tile.head_dim > 256 && bytes(2) > device.shared_bytes_max ? 1 : 2;
   while (stages > least && fitting() < (tile.own_types || tile.swapped ? tile.blocks() : 1))
     --stages;
   const int64_t fit = fitting();
@@ -246,7 +246,8 @@ Kernarg<engine> constants(const Problem& p, int64_t rows, const Shape& shape) {
   a.kv_e5m2 = p.segment[0].k_type == ATTN_F8_E5M2;
   a.rows_taken = int(rows);
   a.stages = shape.stages;
-  a.loaders = loaders_of<tile, engine>(p);
+  // Warps that load in turns need two stages: they wait for the one before alone.
+  a.loaders = !tile.swapped && shape.stages == 1 ? 1 : loaders_of<tile, engine>(p);
   a.k_bytes = shape.k_bytes;
   a.stage_bytes = shape.stage_bytes;
   a.scales_at = shape.scales_at;

@@ -358,7 +358,8 @@ TEST_CASE("choose: heads of 512") {
   CHECK(chosen(l4, s) == "\"fwd_sm80_bf16_d512_paged\"");
   s.seqlen_q = 1;
   CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d512_r8\"");
-  CHECK(chosen(a100, s) == "\"fwd_sm80_bf16_d512_paged\"");
+  CHECK(chosen(a100, s) == "\"decode_sm80_bf16_d512\"");
+  CHECK(chosen(l4, s) == "\"fwd_sm80_bf16_d512_paged\"");  // which needs less shared memory
   s.kv_type = ATTN_F8_E4M3FN;
   CHECK(chosen(h200, s) == "\"decode_sm90_fp8_d512_r8\"");
   s.seqlen_q = 3;  // 24 rows
