@@ -305,6 +305,32 @@ struct Decoder {
     }
   }
 
+  // Adds another warp's sums of the rows of tile n, of which stats has references and sums. Those
+  // of sum 0 may be anything.
+  template <class Sums>
+  __device__ __forceinline__ void join(int n, const float2 (&stats)[8], Sums&& sums) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float2 other = stats[lane_row(0, i)];
+      const bool any = sum[n][i] != 0, other_any = other.y != 0;
+      const float next =
+          fmaxf(any ? reference[n][i] : -infinity(), other_any ? other.x : -infinity());
+      const float shrink = next == -infinity() ? 1 : ptx::ex2(reference[n][i] - next),
+                  grow = next == -infinity() ? 1 : ptx::ex2(other.x - next);
+      reference[n][i] = next;
+      sum[n][i] = (any ? sum[n][i] * shrink : 0) + (other_any ? other.y * grow : 0);
+#pragma unroll
+      for (int v = 0; v < v_tiles; ++v)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& x = o[v][n][2 * half + i];
+          x = any ? x * shrink : 0;
+          if (other_any) x = fmaf(sums(v, 2 * half + i), grow, x);
+        }
+      if (lane() < 4) group.stats[warp()][lane_row(0, i)] = make_float2(next, sum[n][i]);
+    }
+  }
+
   // A part ends: to the result, or to the workspace.
   // final: of the block, whose ring is free then.
   __device__ __forceinline__ void end_part(const Share& share, const Part& part, bool final,
@@ -327,16 +353,31 @@ struct Decoder {
         if (lane() < 4) group.stats[warp][lane_row(0, i)] = make_float2(reference[n][i], sum[n][i]);
       }
       const int here = int(ptx::recompute(lane()));
+      const auto store_sums = [&](int warp) {
 #pragma unroll
-      for (int v = 0; v < v_tiles; ++v)
+        for (int v = 0; v < v_tiles; ++v)
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-          merge[place(warp, here % 4 * 2 + i % 2, KV::v_column(v, i / 2, here))] = o[v][n][i];
+          for (int i = 0; i < 4; ++i)
+            merge[place(warp, here % 4 * 2 + i % 2, KV::v_column(v, i / 2, here))] = o[v][n][i];
+      };
+      constexpr int warps = tile.merge_warps();
+      if constexpr (warps < decode_warps) {
+        if (warp >= warps) store_sums(warp - warps);
+        meet();
+        if (warp < warps) {
+          join(n, group.stats[warp + warps], [&](int v, int i) {
+            return merge[place(warp, here % 4 * 2 + i % 2, KV::v_column(v, i / 2, here))];
+          });
+          store_sums(warp);
+        }
+      } else {
+        store_sums(warp);
+      }
       meet();
 #pragma unroll 1
       for (int r = RowPart<head_dim_v>::row(); r < 8; r += RowPart<head_dim_v>::rows) {
         RowPart<head_dim_v> row;
-        row.template add<decode_warps>(
+        row.template add<warps>(
             [&](int w) { return group.stats[w][r]; },
             [&](int w) {
               return *reinterpret_cast<const float4*>(merge + place(w, r, row.column()));
@@ -421,9 +462,9 @@ __device__ __forceinline__ void decode(const attn_decode_kernarg& a) {
   float* merge = reinterpret_cast<float*>(shared_memory + a.stages * tile.stage_bytes());
   if (warp >= decode_warps) {
     loader.run(work);
-  } else if (a.rows_taken <= 8) {
+  } else if (tile.rows() <= 8 || a.rows_taken <= 8) {
     Decoder<T, KV, tile, 8>{a, shared, shared.group, merge}.run(work, ring);
-  } else {
+  } else if constexpr (tile.rows() > 8) {
     Decoder<T, KV, tile, 16>{a, shared, shared.group, merge}.run(work, ring);
   }
 }

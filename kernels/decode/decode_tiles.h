@@ -177,7 +177,11 @@ struct DecodeTile {
     // And for sums of Q's columns and factors of scores.
     if (own_types) return q_bytes() + rows() * (head_dim / 4 + 8);
     if (swapped) return groups * group_bytes();
-    return decode_warps * 8 * head_dim_v * 4;
+    return merge_warps() * 8 * head_dim_v * 4;
+  }
+  // That have room for their sums at a time.
+  ATTN_HOST_DEVICE constexpr int merge_warps() const {
+    return head_dim_v > 256 ? decode_warps / 2 : decode_warps;
   }
   // swapped, of a warpgroup: Q, and behind it P of two units; when a part ends its sums.
   ATTN_HOST_DEVICE constexpr int group_bytes() const {
@@ -192,6 +196,7 @@ struct DecodeTile {
   }
   ATTN_HOST_DEVICE constexpr int blocks() const {  // per multiprocessor
     if (swapped) return head_dim > 128 || rows() > 32 ? 1 : 2;
+    if (head_dim > 256) return 1;
     const int usual = head_dim > 128 ? 1 : 2;
     return rows_of_group < group_rows ? 2 * usual : usual;
   }

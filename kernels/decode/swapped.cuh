@@ -215,21 +215,30 @@ struct Swapped {
         ptx::wgmma<bf16>(x, k_matrix + step_offset(step, unit_keys),
                          q_matrix + step_offset(step, rows), step > 0);
     } else {
-      unsigned words[steps / 2][4], f[steps][4];
+      // At most 256 columns at once, for which there are registers.
+      constexpr int at_once = steps > 16 ? steps / 2 : steps;
       const unsigned from = k + warp() * warp_keys * panel_pitch + KV::k_lane(lane());
 #pragma unroll
-      for (int step = 0; step < steps; step += 2) KV::load_k(words[step / 2], from, step);
-      by_code([&](auto code) {
+      for (int first = 0; first < steps; first += at_once) {
+        unsigned words[at_once / 2][4], f[at_once][4];
 #pragma unroll
-        for (int step = 0; step < steps; ++step)
+        for (int step = 0; step < at_once; step += 2)
+          KV::load_k(words[step / 2], from, first + step);
+        if (first > 0) ptx::wgmma_wait<0>();  // it reads f
+        by_code([&](auto code) {
 #pragma unroll
-          for (int half = 0; half < 2; ++half)
-            code.pairs(words[step / 2][step % 2 * 2 + half], &f[step][half], &f[step][2 + half]);
-      });
-      ptx::wgmma_fence();
+          for (int step = 0; step < at_once; ++step)
 #pragma unroll
-      for (int step = 0; step < steps; ++step)
-        ptx::wgmma<bf16, false>(x, f[step], q_matrix + step_offset(step, rows), step > 0);
+            for (int half = 0; half < 2; ++half)
+              code.pairs(words[step / 2][step % 2 * 2 + half], &f[step][half], &f[step][2 + half]);
+        });
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < at_once; ++step)
+          ptx::wgmma<bf16, false>(x, f[step], q_matrix + step_offset(first + step, rows),
+                                  first + step > 0);
+        if (first + at_once < steps) ptx::wgmma_commit();
+      }
     }
     ptx::wgmma_commit();
   }

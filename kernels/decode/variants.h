@@ -30,7 +30,8 @@ struct Variant {
 constexpr int bf16 = attn_element_bf16, f16 = attn_element_f16;
 constexpr DecodeTile d64{.head_dim = 64, .head_dim_v = 64},
     d128{.head_dim = 128, .head_dim_v = 128}, d192_dv128{.head_dim = 192, .head_dim_v = 128},
-    d256{.head_dim = 256, .head_dim_v = 256};
+    d256{.head_dim = 256, .head_dim_v = 256}, d320_dv256{.head_dim = 320, .head_dim_v = 256},
+    d512{.head_dim = 512, .head_dim_v = 512};
 
 // clang-format off: a kernel is a line
 constexpr Variant variants[] = {
@@ -81,6 +82,25 @@ constexpr Variant variants[] = {
     {.name = "decode_sm90_fp8_d256_r8", .type = f16, .tile = d256.of_fp8().of_swapped(8), .copy_engine = true},
     {.name = "decode_sm90_fp8_d256_r16", .type = f16, .tile = d256.of_fp8().of_swapped(16), .copy_engine = true},
     {.name = "decode_sm90_fp8_d256_r32", .type = f16, .tile = d256.of_fp8().of_swapped(32).of_any_rows(), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d320_dv256_r8", .type = bf16, .tile = d320_dv256.of_swapped(8), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d320_dv256_r16", .type = bf16, .tile = d320_dv256.of_swapped(16), .copy_engine = true, .local_bytes = 48},
+    {.name = "decode_sm90_bf16_d320_dv256_r32", .type = bf16, .tile = d320_dv256.of_swapped(32), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d320_dv256_r64", .type = bf16, .tile = d320_dv256.of_swapped(64).of_any_rows(), .copy_engine = true},
+    {.name = "decode_sm90_f16_d320_dv256_r8", .type = f16, .tile = d320_dv256.of_swapped(8), .copy_engine = true},
+    {.name = "decode_sm90_f16_d320_dv256_r16", .type = f16, .tile = d320_dv256.of_swapped(16), .copy_engine = true, .local_bytes = 48},
+    {.name = "decode_sm90_f16_d320_dv256_r32", .type = f16, .tile = d320_dv256.of_swapped(32), .copy_engine = true},
+    {.name = "decode_sm90_f16_d320_dv256_r64", .type = f16, .tile = d320_dv256.of_swapped(64).of_any_rows(), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d320_dv256_r8", .type = f16, .tile = d320_dv256.of_fp8().of_swapped(8), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d320_dv256_r16", .type = f16, .tile = d320_dv256.of_fp8().of_swapped(16), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d320_dv256_r32", .type = f16, .tile = d320_dv256.of_fp8().of_swapped(32).of_any_rows(), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d512_r8", .type = bf16, .tile = d512.of_swapped(8), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d512_r16", .type = bf16, .tile = d512.of_swapped(16), .copy_engine = true},
+    {.name = "decode_sm90_bf16_d512_r32", .type = bf16, .tile = d512.of_swapped(32).of_any_rows(), .copy_engine = true},
+    {.name = "decode_sm90_f16_d512_r8", .type = f16, .tile = d512.of_swapped(8), .copy_engine = true},
+    {.name = "decode_sm90_f16_d512_r16", .type = f16, .tile = d512.of_swapped(16), .copy_engine = true},
+    {.name = "decode_sm90_f16_d512_r32", .type = f16, .tile = d512.of_swapped(32).of_any_rows(), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d512_r8", .type = f16, .tile = d512.of_fp8().of_swapped(8), .copy_engine = true},
+    {.name = "decode_sm90_fp8_d512_r16", .type = f16, .tile = d512.of_fp8().of_swapped(16), .copy_engine = true},
     {.name = "decode_sm80_bf16_d64", .type = bf16, .tile = d64.of_any_rows()},
     {.name = "decode_sm80_f16_d64", .type = f16, .tile = d64.of_any_rows()},
     {.name = "decode_sm89_fp8_d64", .type = f16, .tile = d64.of_fp8().of_any_rows()},
@@ -93,6 +113,10 @@ constexpr Variant variants[] = {
     {.name = "decode_sm80_bf16_d256", .type = bf16, .tile = d256.of_any_rows()},
     {.name = "decode_sm80_f16_d256", .type = f16, .tile = d256.of_any_rows()},
     {.name = "decode_sm89_fp8_d256", .type = f16, .tile = d256.of_fp8().of_any_rows(), .local_bytes = 64},
+    {.name = "decode_sm80_bf16_d320_dv256", .type = bf16, .tile = d320_dv256.of_any_rows()},
+    {.name = "decode_sm80_f16_d320_dv256", .type = f16, .tile = d320_dv256.of_any_rows()},
+    {.name = "decode_sm80_bf16_d512", .type = bf16, .tile = d512.with_rows(8).of_any_rows()},
+    {.name = "decode_sm80_f16_d512", .type = f16, .tile = d512.with_rows(8).of_any_rows()},
     {.name = "decode_sm90_blocks_d64", .type = f16, .tile = d64.of_own_types().with_rows(8), .copy_engine = true},
     {.name = "decode_sm90_blocks_d128", .type = f16, .tile = d128.of_own_types().with_rows(8), .copy_engine = true},
     {.name = "decode_sm90_blocks_d256", .type = f16, .tile = d256.of_own_types().with_rows(8), .copy_engine = true},

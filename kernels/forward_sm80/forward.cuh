@@ -26,7 +26,8 @@ __device__ __forceinline__ void read_tile(TileOfKeys* tile, const Block& block, 
   const auto& t = list.tile[ptx::recompute(at)];
   tile->first = t.first;
   tile->count = t.left;
-  tile->mask = t.mask[block.row + thread_number() / 32 * Shape::warp_rows >= list.first[1]];
+  tile->mask =
+      t.mask[block.row + Shape::row_warp(thread_number() / 32) * Shape::warp_rows >= list.first[1]];
 }
 
 // Softmax takes a scale above 0: with another one Q is negated, once it is there.
@@ -34,8 +35,8 @@ template <class Shape>
 __device__ __forceinline__ void negate_queries(unsigned char* shared_memory) {
   ptx::cp_async_wait<0>();
   __syncthreads();
-  unsigned* words =
-      reinterpret_cast<unsigned*>(shared_memory + q_offset(Shape::tile, Shape::head_dim));
+  unsigned* words = reinterpret_cast<unsigned*>(
+      shared_memory + q_offset(Shape::tile, Shape::head_dim, Shape::head_dim_v));
   for (int i = threadIdx.x; i < q_bytes(Shape::tile, Shape::head_dim) / 4; i += Shape::threads)
     words[i] ^= 0x80008000;
   __syncthreads();
@@ -49,7 +50,7 @@ __device__ __forceinline__ void forward(const typename Shape::Arguments& a) {
 
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const unsigned shared = ptx::address(shared_memory);
-  const unsigned q_at = shared + q_offset(tile, Shape::head_dim);
+  const unsigned q_at = shared + q_offset(tile, Shape::head_dim, Shape::head_dim_v);
   __shared__ Block block;
   __shared__ SeenKeys warp_keys[tile.warps];
   static_assert(sizeof block + sizeof warp_keys + (masked ? sizeof(TileList<keys>) : 0) +
@@ -65,7 +66,7 @@ __device__ __forceinline__ void forward(const typename Shape::Arguments& a) {
   if (threadIdx.x == 0) block.find(a, tile.rows);
   __syncthreads();
   if (block.row >= block.seqlen_q) return;
-  const int warp_row = block.row + warp * warp_rows;
+  const int warp_row = block.row + Shape::row_warp(warp) * warp_rows;
   if constexpr (masked) {
     TileList<keys>& list = shared_list<keys>();
     if (warp == 0) {
@@ -89,8 +90,9 @@ __device__ __forceinline__ void forward(const typename Shape::Arguments& a) {
 
   // Each lane's place in the matrices that ldmatrix reads.
   const unsigned k_lane = chunk_offset<pitch>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+  const unsigned q_lane = chunk_offset<pitch>(lane % 16, lane / 16);  // from the warp's first row
   const unsigned v_lane =
-      chunk_offset<pitch>(lane % 16, lane / 16);  // of Q too, from the warp's first row
+      chunk_offset<Shape::v_pitch>(lane % 16, lane / 16) + 2 * Shape::first_column(warp);
 
   if (!Shape::score && a.scale < 0 && any) negate_queries<Shape>(shared_memory);
   Queries<Shape> q;
@@ -99,7 +101,7 @@ __device__ __forceinline__ void forward(const typename Shape::Arguments& a) {
     __syncthreads();
 #pragma unroll
     for (int d = 0; d < (q.kept ? Shape::d_steps : 1); ++d)
-      q.read_step(v_lane + q_at + warp * (warp_rows * pitch), d);
+      q.read_step(q_lane + q_at + Shape::row_warp(warp) * (warp_rows * pitch), d);
   }
   const float log2_scale = Shape::score ? 1 : a.log2_scale;
 
@@ -114,7 +116,9 @@ __device__ __forceinline__ void forward(const typename Shape::Arguments& a) {
     const bool sees = now.first < see.some_end && now.first + now.count > see.some_begin &&
                       (!masked || now.mask != mask_empty);
     if (sees)
-      multiply_keys(state, q, v_lane + q_at + ptx::recompute(warp) * (warp_rows * pitch), k_at);
+      multiply_keys(state, q,
+                    q_lane + q_at + Shape::row_warp(ptx::recompute(warp)) * (warp_rows * pitch),
+                    k_at);
     if (tile.stages == 1) loader.wait_for_v();
 
     if (sees) {
@@ -136,7 +140,7 @@ __device__ __forceinline__ void forward(const typename Shape::Arguments& a) {
     if (sees) {
       // With two stages stage_at has moved on to the other one.
       const unsigned here = tile.stages == 2 ? loader.other_stage() : loader.stage_at;
-      multiply_values(state, ptx::recompute(here + Shape::kv_bytes + v_lane));
+      multiply_values(state, ptx::recompute(here + Shape::k_bytes + v_lane));
     }
     if constexpr (masked) loader.next.read(shared_list<keys>());
   }
@@ -147,12 +151,14 @@ __device__ __forceinline__ void forward(const typename Shape::Arguments& a) {
 }  // namespace attn::sm80
 
 // The kernel of the variant NAME.
-#define ATTN_SM80_FORWARD(NAME)                                                              \
-  constexpr attn::sm80::Variant NAME##_variant =                                             \
-      attn::sm80::variants[attn::find_variant(attn::sm80::variants, #NAME)];                 \
-  extern "C" __global__ void __launch_bounds__(NAME##_variant.tile().threads(),              \
-                                               NAME##_variant.tile().blocks)                 \
-      NAME(const __grid_constant__ attn::sm80::Kernarg<NAME##_variant.with> a) {             \
-    attn::sm80::forward<attn::sm80::Shape<attn::device::ElementOf<NAME##_variant.type>,      \
-                                          NAME##_variant.head_dim, NAME##_variant.with>>(a); \
+#define ATTN_SM80_FORWARD(NAME)                                                                    \
+  constexpr attn::sm80::Variant NAME##_variant =                                                   \
+      attn::sm80::variants[attn::find_variant(attn::sm80::variants, #NAME)];                       \
+  extern "C" __global__ void __launch_bounds__(NAME##_variant.tile().threads(),                    \
+                                               NAME##_variant.tile().blocks)                       \
+      NAME(const __grid_constant__ attn::sm80::Kernarg<NAME##_variant.with> a) {                   \
+    attn::sm80::forward<                                                                           \
+        attn::sm80::Shape<attn::device::ElementOf<NAME##_variant.type>, NAME##_variant.head_dim,   \
+                          NAME##_variant.with, NAME##_variant.tile(), NAME##_variant.head_dim_v>>( \
+        a);                                                                                        \
   }

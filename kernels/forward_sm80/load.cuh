@@ -77,7 +77,7 @@ struct Loader {
   }
 
   __device__ __forceinline__ unsigned other_stage() const {
-    return 2 * shared + 2 * Shape::kv_bytes - stage_at;
+    return 2 * shared + Shape::stage_bytes - stage_at;
   }
 
   __device__ __forceinline__ void copy_k(unsigned to) const {
@@ -99,12 +99,12 @@ struct Loader {
   __device__ __forceinline__ void copy_v(unsigned to) const {
     const attn_sm80_segment& segment = a.segment[next.segment];
     if constexpr (Shape::paged) {
-      shared_places<keys>().template copy<Shape::threads, Shape::pitch>(
+      shared_places<keys>().template copy<Shape::threads, Shape::v_pitch>(
           number(), to, block.segment[next.segment].v, segment.v_stride,
           a.pages[next.segment].num_pages, next.left, a.head_dim_v);
     } else {
       const long long stride = 2 * segment.v_stride[1];
-      copy_tile<Shape::threads, keys, Shape::pitch>(
+      copy_tile<Shape::threads, keys, Shape::v_pitch>(
           to, block.segment[next.segment].v + next.first * stride, stride, next.left, a.head_dim_v);
     }
   }
@@ -146,7 +146,7 @@ struct Loader {
     copy_k(shared);
     ptx::cp_async_commit();
     if (tile.stages == 2) {
-      copy_v(shared + Shape::kv_bytes);
+      copy_v(shared + Shape::k_bytes);
       ptx::cp_async_commit();
     }
   }
@@ -157,7 +157,7 @@ struct Loader {
     if (tile.stages == 1) {
       ptx::cp_async_wait<0>();
       __syncthreads();
-      copy_v(shared + Shape::kv_bytes);
+      copy_v(shared + Shape::k_bytes);
       ask_behind();
       ptx::cp_async_commit();
       return;
@@ -171,7 +171,7 @@ struct Loader {
     go_on();
     if (next.left > 0) {
       copy_k(stage_at);
-      copy_v(stage_at + Shape::kv_bytes);
+      copy_v(stage_at + Shape::k_bytes);
       ask_behind();
     }
     ptx::cp_async_commit();

@@ -134,7 +134,8 @@ __device__ __forceinline__ int query_at(const Block& block, int warp_row, int m,
                                         int lane) {
   if constexpr (!Shape::masked) return warp_row + 16 * m + fragment_row(half, lane);
   const int thread = thread_number();
-  return block.row + thread / 32 * Shape::warp_rows + 16 * m + fragment_row(half, thread % 32);
+  return block.row + Shape::row_warp(thread / 32) * Shape::warp_rows + 16 * m +
+         fragment_row(half, thread % 32);
 }
 
 // Scores of unseen keys become -inf, the others what softcap, bias and ALiBi make of them.

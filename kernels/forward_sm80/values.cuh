@@ -22,7 +22,8 @@ __device__ __forceinline__ void multiply_values_as(State<Shape>& state, unsigned
 #pragma unroll
     for (int n = 0; n < Shape::v_tiles; n += 2) {
       unsigned v[4];
-      ptx::ldmatrix_transposed(v, (v_at ^ line_step(n / 2)) + n / 8 * 128 + k * 16 * Shape::pitch);
+      ptx::ldmatrix_transposed(v,
+                               (v_at ^ line_step(n / 2)) + n / 8 * 128 + k * 16 * Shape::v_pitch);
       if (zeroing) {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
@@ -53,6 +54,7 @@ __device__ __forceinline__ void store_results(State<Shape>& state,
                                               const typename Shape::Arguments& a,
                                               const Block& block, int warp_row) {
   const int lane = threadIdx.x % 32;
+  const int first = Shape::first_column(threadIdx.x / 32);
   const float sink = a.sinks ? a.sinks[block.h] : -infinity();
 #pragma unroll
   for (int m = 0; m < Shape::row_tiles; ++m) {
@@ -64,7 +66,7 @@ __device__ __forceinline__ void store_results(State<Shape>& state,
       factor[half] = row_factor(state.reference[m][half], sum, sink);
       const float lse = row_lse(state.reference[m][half], sum, sink);
       const int row = query_at<Shape>(block, warp_row, m, half, lane);
-      if (a.lse && row < block.seqlen_q && lane % 4 == 0) {
+      if (a.lse && first == 0 && row < block.seqlen_q && lane % 4 == 0) {
         const long long at = a.cu_seqlens_q
                                  ? block.h * a.total_q + block.q_begin + row
                                  : (block.b * (long long)a.heads_q + block.h) * a.seqlen_q + row;
@@ -76,8 +78,10 @@ __device__ __forceinline__ void store_results(State<Shape>& state,
     for (int half = 0; half < 2; ++half) {
       const int row = query_at<Shape>(block, warp_row, m, half, lane);
       const long long at = (a.cu_seqlens_q ? 0 : block.b * a.out_stride[0]) +
-                           (block.q_begin + row) * a.out_stride[1] + block.h * a.out_stride[2];
-      store_row(a.out, a.out_type, at, row < block.seqlen_q, o, half, factor[half], a.head_dim_v);
+                           (block.q_begin + row) * a.out_stride[1] + block.h * a.out_stride[2] +
+                           first;
+      store_row(a.out, a.out_type, at, row < block.seqlen_q, o, half, factor[half],
+                a.head_dim_v - first);
     }
   }
 }

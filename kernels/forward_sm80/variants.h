@@ -14,7 +14,8 @@ namespace attn::sm80 {
 struct Variant {
   const char* name;
   int type;      // of q, k and v
-  int head_dim;  // columns that both products have; columns that a problem lacks count as zero
+  int head_dim;  // columns of the products; columns that a problem lacks count as zero
+  int head_dim_v = head_dim;
   unsigned with = 0;
   int local_bytes = 0;  // local memory that a thread may have, spilled registers included
 
@@ -52,12 +53,24 @@ constexpr Variant variants[] = {
     {.name = "fwd_sm80_bf16_d256_score", .type = bf16, .head_dim = 256, .with = with_score},
     {.name = "fwd_sm80_bf16_d256_mask", .type = bf16, .head_dim = 256, .with = with_mask},
     {.name = "fwd_sm80_bf16_d256_score_mask", .type = bf16, .head_dim = 256, .with = with_score | with_mask},
+    {.name = "fwd_sm80_bf16_d320_dv256", .type = bf16, .head_dim = 320, .head_dim_v = 256},
+    {.name = "fwd_sm80_bf16_d320_dv256_score", .type = bf16, .head_dim = 320, .head_dim_v = 256, .with = with_score},
+    {.name = "fwd_sm80_bf16_d320_dv256_mask", .type = bf16, .head_dim = 320, .head_dim_v = 256, .with = with_mask},
+    {.name = "fwd_sm80_bf16_d320_dv256_score_mask", .type = bf16, .head_dim = 320, .head_dim_v = 256, .with = with_score | with_mask},
+    {.name = "fwd_sm80_bf16_d512", .type = bf16, .head_dim = 512},
+    {.name = "fwd_sm80_bf16_d512_score", .type = bf16, .head_dim = 512, .with = with_score},
+    {.name = "fwd_sm80_bf16_d512_mask", .type = bf16, .head_dim = 512, .with = with_mask},
+    {.name = "fwd_sm80_bf16_d512_score_mask", .type = bf16, .head_dim = 512, .with = with_score | with_mask},
     {.name = "fwd_sm80_bf16_d64_paged", .type = bf16, .head_dim = 64, .with = with_pages},
     {.name = "fwd_sm80_bf16_d64_score_paged", .type = bf16, .head_dim = 64, .with = with_score | with_pages},
     {.name = "fwd_sm80_bf16_d128_paged", .type = bf16, .head_dim = 128, .with = with_pages},
     {.name = "fwd_sm80_bf16_d128_score_paged", .type = bf16, .head_dim = 128, .with = with_score | with_pages},
     {.name = "fwd_sm80_bf16_d256_paged", .type = bf16, .head_dim = 256, .with = with_pages},
     {.name = "fwd_sm80_bf16_d256_score_paged", .type = bf16, .head_dim = 256, .with = with_score | with_pages},
+    {.name = "fwd_sm80_bf16_d320_dv256_paged", .type = bf16, .head_dim = 320, .head_dim_v = 256, .with = with_pages},
+    {.name = "fwd_sm80_bf16_d320_dv256_score_paged", .type = bf16, .head_dim = 320, .head_dim_v = 256, .with = with_score | with_pages},
+    {.name = "fwd_sm80_bf16_d512_paged", .type = bf16, .head_dim = 512, .with = with_pages},
+    {.name = "fwd_sm80_bf16_d512_score_paged", .type = bf16, .head_dim = 512, .with = with_score | with_pages},
     {.name = "fwd_sm80_f16_d64", .type = f16, .head_dim = 64},
     {.name = "fwd_sm80_f16_d64_score", .type = f16, .head_dim = 64, .with = with_score},
     {.name = "fwd_sm80_f16_d64_mask", .type = f16, .head_dim = 64, .with = with_mask},
@@ -70,12 +83,24 @@ constexpr Variant variants[] = {
     {.name = "fwd_sm80_f16_d256_score", .type = f16, .head_dim = 256, .with = with_score},
     {.name = "fwd_sm80_f16_d256_mask", .type = f16, .head_dim = 256, .with = with_mask},
     {.name = "fwd_sm80_f16_d256_score_mask", .type = f16, .head_dim = 256, .with = with_score | with_mask},
+    {.name = "fwd_sm80_f16_d320_dv256", .type = f16, .head_dim = 320, .head_dim_v = 256},
+    {.name = "fwd_sm80_f16_d320_dv256_score", .type = f16, .head_dim = 320, .head_dim_v = 256, .with = with_score},
+    {.name = "fwd_sm80_f16_d320_dv256_mask", .type = f16, .head_dim = 320, .head_dim_v = 256, .with = with_mask},
+    {.name = "fwd_sm80_f16_d320_dv256_score_mask", .type = f16, .head_dim = 320, .head_dim_v = 256, .with = with_score | with_mask},
+    {.name = "fwd_sm80_f16_d512", .type = f16, .head_dim = 512},
+    {.name = "fwd_sm80_f16_d512_score", .type = f16, .head_dim = 512, .with = with_score},
+    {.name = "fwd_sm80_f16_d512_mask", .type = f16, .head_dim = 512, .with = with_mask},
+    {.name = "fwd_sm80_f16_d512_score_mask", .type = f16, .head_dim = 512, .with = with_score | with_mask},
     {.name = "fwd_sm80_f16_d64_paged", .type = f16, .head_dim = 64, .with = with_pages},
     {.name = "fwd_sm80_f16_d64_score_paged", .type = f16, .head_dim = 64, .with = with_score | with_pages},
     {.name = "fwd_sm80_f16_d128_paged", .type = f16, .head_dim = 128, .with = with_pages},
     {.name = "fwd_sm80_f16_d128_score_paged", .type = f16, .head_dim = 128, .with = with_score | with_pages},
     {.name = "fwd_sm80_f16_d256_paged", .type = f16, .head_dim = 256, .with = with_pages},
     {.name = "fwd_sm80_f16_d256_score_paged", .type = f16, .head_dim = 256, .with = with_score | with_pages},
+    {.name = "fwd_sm80_f16_d320_dv256_paged", .type = f16, .head_dim = 320, .head_dim_v = 256, .with = with_pages},
+    {.name = "fwd_sm80_f16_d320_dv256_score_paged", .type = f16, .head_dim = 320, .head_dim_v = 256, .with = with_score | with_pages},
+    {.name = "fwd_sm80_f16_d512_paged", .type = f16, .head_dim = 512, .with = with_pages},
+    {.name = "fwd_sm80_f16_d512_score_paged", .type = f16, .head_dim = 512, .with = with_score | with_pages},
 };
 // clang-format on
 

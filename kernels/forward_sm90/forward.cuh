@@ -8,6 +8,7 @@
 #include "../ptx/grid.h"
 #include "../ptx/uniform.h"
 #include "../ptx/warpgroup.h"
+#include "alternating.cuh"
 #include "config.h"
 #include "control.cuh"
 #include "epilogue.cuh"
@@ -86,20 +87,22 @@ struct Consumer {
   __device__ __forceinline__ void run() {
     if (!warp.take_item(0)) return;
     Scores<tile> s;
+    KeptQueries<tile> q;
+    keep_queries<tile>(q, warp, warp.q_at(0));
 #pragma unroll
     for (float& x : o) x = 0;
     if (warp.group == tile.groups - 1) warp.pass_turn();
     ptx::mbarrier_wait(address(&warp.control.k_full[0]), 0);
     ptx::wgmma_fence();
-    start_scores<bf16, tile>(s, ptx::uniform(warp.q_at(0)), warp.k_at(0));
+    start_scores<bf16, tile>(s, q, ptx::uniform(warp.q_at(0)), warp.k_at(0));
     // Tile n + 1 is of the item `count`. `here` are the flags of tile n, whose weights p holds if
     // the warpgroup sees it; `next` those of tile n + 1, if it is of the same item; `before` those
     // of tile n - 1, as if it were the last one of its item if o has nothing of that of tile n.
     unsigned n = 0, count = 0;
-    unsigned here = ptx::uniform(warp.item(0).first_tile >> 4 * warp.group),
-             next = ptx::uniform(warp.key_tile(0).next_tile >> 4 * warp.group);
+    unsigned here = ptx::uniform(warp.item(0).first_tile >> 4 * warp.row_group()),
+             next = ptx::uniform(warp.key_tile(0).next_tile >> 4 * warp.row_group());
     unsigned before = last_tile;
-    unsigned q_next = ptx::uniform(warp.q_at(0)), k_next = warp.k_at(1), v_here = warp.v_at(0);
+    unsigned q_next = ptx::uniform(warp.q_at(0)), k_next = warp.k_at(1), v_here = warp.v_of_sums(0);
     ptx::wgmma_wait<0>();
     ptx::pin(s);
     __syncwarp();
@@ -125,19 +128,20 @@ struct Consumer {
           if (tile.q_stages > 1) warp.release_q(count);
           if (!warp.take_item(++count)) break;
           q_next = ptx::uniform(warp.q_at(count));
+          keep_queries<tile>(q, warp, warp.q_at(count));
         }
         ptx::mbarrier_wait(address(&warp.control.k_full[k.stage]), k.parity);
-        if (ends) next = ptx::uniform(warp.item(count).first_tile >> 4 * warp.group);
+        if (ends) next = ptx::uniform(warp.item(count).first_tile >> 4 * warp.row_group());
       }
       const int k_stage = k.stage, v_stage = v.stage;
       // What is known of the tile after next when the next tile's scores have been started.
       unsigned after;
       const auto look_ahead = [&] {
-        after = ptx::uniform(warp.key_tile(n + 1).next_tile >> 4 * warp.group);
+        after = ptx::uniform(warp.key_tile(n + 1).next_tile >> 4 * warp.row_group());
         k.advance();
         v.advance();
         k_next = warp.k_of(k.stage);
-        v_here = warp.v_of(v.stage);
+        v_here = warp.v_of_sums(v.stage);
       };
       const auto release_scored = [&] {
         __syncwarp();  // what all lanes have read, lane 0 may give free
@@ -148,7 +152,7 @@ struct Consumer {
       if (here & next & sees_some) [[likely]] {
         ptx::pin(o);
         ptx::wgmma_fence();
-        start_scores<bf16, tile>(s, q_next, k_next);
+        start_scores<bf16, tile>(s, q, q_next, k_next);
         const unsigned v_now = v_here;
         look_ahead();  // while the scores are computed: a warp waits before a product
         start_sums<bf16, tile>(o, p, v_now, !(before & last_tile));
@@ -194,7 +198,7 @@ struct Consumer {
         warp.release(warp.control.v_empty[v_stage]);
         if (next & sees_some) {
           ptx::wgmma_fence();
-          start_scores<bf16, tile>(s, q_next, k_next);
+          start_scores<bf16, tile>(s, q, q_next, k_next);
           ptx::wgmma_wait<0>();
           ptx::pin(s);
         }
@@ -295,9 +299,11 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     }
   } else {
     if constexpr (tile.groups > 1) ptx::registers_grow<tile.compute_registers()>();
-    Consumer<T, tile, with> consumer{.a = a,
-                                     .warp = {control, within_block<tile>(shared), warp / 4 - 1,
-                                              warp % 4, int(threadIdx.x % 32)}};
+    using Computes =
+        std::conditional_t<tile.alternates, Alternating<T, tile, with>, Consumer<T, tile, with>>;
+    Computes consumer{.a = a,
+                      .warp = {control, within_block<tile>(shared), warp / 4 - 1, warp % 4,
+                               int(threadIdx.x % 32)}};
     consumer.run();
   }
 }

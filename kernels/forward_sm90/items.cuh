@@ -40,7 +40,7 @@ __device__ __forceinline__ unsigned tile_flags(const Item& item, const KeyWalk<t
   if (min(item.segment[at.segment].end, item.used) < at.first + tile.keys)
     flags |= has_unused * for_all_groups;
 #pragma unroll
-  for (int g = 0; g < tile.groups; ++g) {
+  for (int g = 0; g < tile.row_groups(); ++g) {
     const SeenKeys see = item.see[g];
     const bool whole = at.first + tile.keys <= at.end;
     if (at.first < see.some_end && at.first + at.count() > see.some_begin)
@@ -72,7 +72,7 @@ struct ItemWalk {
     high = min(at.end, behind_used) - tile.keys;
     if (at.step > 0) high = min(high, at.last - 1);
 #pragma unroll
-    for (int g = 0; g < tile.groups; ++g) {
+    for (int g = 0; g < tile.row_groups(); ++g) {
       low = max(low, item.see[g].all_begin);
       high = min(high, item.see[g].all_end - tile.keys);
     }
@@ -117,13 +117,15 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, con
   }
   const auto [lower, upper] =
       seen_places(a.mask, positions_of<tile>(a), sequence, queries.length, length);
-  // Lane g finds what warpgroup g sees, the next one what the item sees, the next the sequence.
+  // Lane g finds what row group g sees, the next one what the item sees, the next the sequence.
   const int all_row = at.tile * all_rows;
   const int item_row = all_row + (tile.heads ? 0 : rows * block_of_cluster<tile>());
-  const int row = lane < tile.groups ? item_row + 64 * lane : lane == tile.groups ? all_row : 0;
-  const int behind = min(lane < tile.groups    ? row + 64
-                         : lane == tile.groups ? all_row + all_rows
-                                               : queries.length,
+  const int row = lane < tile.row_groups()    ? item_row + 64 * lane
+                  : lane == tile.row_groups() ? all_row
+                                              : 0;
+  const int behind = min(lane < tile.row_groups()    ? row + 64
+                         : lane == tile.row_groups() ? all_row + all_rows
+                                                     : queries.length,
                          queries.length);
   // Where an item's tiles begin at its first key, none has a key before kv_begin. With
   // begin_at_tile() they may: there first_seen() hides these keys.
@@ -133,7 +135,7 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, con
   if (row < behind)
     see = {clamp(key(row + lower), first, length), clamp(key(behind - 1 + upper), 0, length),
            clamp(key(behind - 1 + lower), first, length), clamp(key(row + upper), 0, length)};
-  if (a.part_keys > 0 && lane <= tile.groups) {
+  if (a.part_keys > 0 && lane <= tile.row_groups()) {
     const int begin = min(at.b * (long long)a.part_keys, (long long)length),
               end = min((at.b + 1) * (long long)a.part_keys, (long long)length);
     see = {max(see.some_begin, begin), min(see.some_end, end), max(see.all_begin, begin),
@@ -142,13 +144,13 @@ __device__ __forceinline__ void describe(const attn_sm90_forward_kernarg& a, con
   // Lane 0 writes all of it, for it alone says that it is there.
   const auto of = [](int x, int lane) { return __shfl_sync(0xffffffff, x, lane); };
 #pragma unroll
-  for (int g = 0; g < tile.groups; ++g) {
+  for (int g = 0; g < tile.row_groups(); ++g) {
     const SeenKeys sees = {of(see.some_begin, g), of(see.some_end, g), of(see.all_begin, g),
                            of(see.all_end, g)};
     if (lane == 0) item.see[g] = sees;
   }
-  const int low = of(see.some_begin, tile.groups), high = of(see.some_end, tile.groups);
-  const int used = of(see.some_end, tile.groups + 1);
+  const int low = of(see.some_begin, tile.row_groups()), high = of(see.some_end, tile.row_groups());
+  const int used = of(see.some_end, tile.row_groups() + 1);
   if (lane == 0) {
     item.low = low;
     item.high = high;

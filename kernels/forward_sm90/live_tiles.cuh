@@ -21,7 +21,7 @@ enum : unsigned {
 constexpr unsigned for_all_groups = 0x111;
 static_assert(max_groups == 3);
 template <Tile tile>
-constexpr unsigned every_group = for_all_groups >> 4 * (max_groups - tile.groups);
+constexpr unsigned every_group = for_all_groups >> 4 * (max_groups - tile.row_groups());
 template <Tile tile>
 constexpr unsigned seen_whole = (sees_some | sees_all) * every_group<tile>;
 
@@ -47,7 +47,7 @@ struct LiveTile {
 // forward.cuh.
 template <Tile tile, class Item>
 struct LiveTiles {
-  static constexpr int pieces = mask_blocks<tile>, blocks = tile.groups * pieces;
+  static constexpr int pieces = mask_blocks<tile>, blocks = tile.row_groups() * pieces;
   static_assert(blocks <= 2 * max_groups && tile.keys <= 128);
 
   const attn_mask_arrays& a;
@@ -105,7 +105,7 @@ struct LiveTiles {
       block[n] = mask_block(a, kind[n], index[n], at(n) >> a.block_k_log2, row(n),
                             min(row(n) + 64, item.seqlen_q) - 1, item.q_end - item.seqlen_q);
 #pragma unroll
-    for (int g = 0; g < tile.groups; ++g) {
+    for (int g = 0; g < tile.row_groups(); ++g) {
       const SeenKeys see = item.see[g];
       bool some = false, full = true;
 #pragma unroll
@@ -197,7 +197,7 @@ struct LiveTiles {
       found.flags = __shfl_sync(0xffffffff, flags, from);
       if (!begins || first < end) [[unlikely]] {  // cut by the end of a segment
 #pragma unroll
-        for (int g = 0; g < tile.groups; ++g) {
+        for (int g = 0; g < tile.row_groups(); ++g) {
           const SeenKeys see = item.see[g];
           const bool sees = found.first < see.some_end && found.first + found.keys > see.some_begin;
           found.flags &= ~((sees ? sees_all : sees_all | sees_some) << 4 * g);
@@ -216,7 +216,7 @@ struct LiveTiles {
 // Of the mask's grid the queries of an item, [first, last], meet so many rows at most, which begin
 // at multiples of 64.
 template <Tile tile>
-constexpr int grid_rows = tile.groups > 2 ? tile.groups : 2;
+constexpr int grid_rows = tile.row_groups() > 2 ? tile.row_groups() : 2;
 template <Tile tile>
 __device__ __forceinline__ int grid_row(const attn_mask_arrays& a, int first, int last, int n) {
   return (n == 0                     ? first

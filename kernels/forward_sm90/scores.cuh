@@ -2,19 +2,51 @@
 #pragma once
 #include "../common/softmax.cuh"
 #include "../common/tanh.cuh"
+#include "../ptx/ldmatrix.h"
 #include "../ptx/wgmma.h"
+#include "../shared/swizzle.h"
 #include "warp.cuh"
 
 namespace attn::sm90 {
 
+// Fragments of Q's first panels. The matrix unit then reads less from shared memory, which tiles of
+// few keys wait for.
+template <Tile tile>
+struct KeptQueries {
+  unsigned step[4 * tile.q_kept][4];
+};
+template <Tile tile>
+  requires(tile.q_kept == 0)
+struct KeptQueries<tile> {};
+// q_at: in units of 16 bytes, as the matrix unit takes it.
+template <Tile tile>
+__device__ __forceinline__ void keep_queries(KeptQueries<tile>& q, const Warp<tile>& warp,
+                                             unsigned q_at) {
+  if constexpr (tile.q_kept > 0) {
+    const unsigned rows = 16 * q_at - warp.shared + address(&warp.control);  // not within_block
+#pragma unroll
+    for (int d = 0; d < 4 * tile.q_kept; ++d)
+      ptx::ldmatrix(q.step[d], rows + d / 4 * Warp<tile>::q_panel +
+                                   chunk_offset<128>(16 * warp.warp + warp.lane % 16,
+                                                     d % 4 * 2 + warp.lane / 16));
+  }
+}
+
 // s = Q K^T; to be waited for.
 template <bool bf16, Tile tile>
-__device__ __forceinline__ void start_scores(Scores<tile>& s, unsigned q_at, unsigned k_at) {
+__device__ __forceinline__ void start_scores(Scores<tile>& s, const KeptQueries<tile>& q,
+                                             unsigned q_at, unsigned k_at) {
   constexpr int panel = Warp<tile>::panel, q_panel = Warp<tile>::q_panel;
   const unsigned long long a_matrix = ptx::wgmma_descriptor(q_at, 0),
                            b_matrix = ptx::wgmma_descriptor(k_at, 0);
+  constexpr int kept = 4 * tile.q_kept;
+  if constexpr (kept > 0) {
 #pragma unroll
-  for (int d = 0; d < tile.head_dim / 16; ++d) {
+    for (int d = 0; d < kept; ++d)
+      ptx::wgmma<bf16, false>(s, q.step[d], b_matrix + ((d / 4 * panel + d % 4 * 32) >> 4), d > 0);
+  }
+#pragma unroll
+  for (int d = kept; d < tile.head_dim / 16; ++d) {
     const unsigned long long b_step = b_matrix + ((d / 4 * panel + d % 4 * 32) >> 4);
     ptx::wgmma<bf16>(s, a_matrix + ((d / 4 * q_panel + d % 4 * 32) >> 4), b_step, d > 0);
   }

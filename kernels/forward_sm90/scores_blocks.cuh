@@ -30,8 +30,8 @@ __device__ __forceinline__ void find_visible(const attn_mask_arrays& mask, const
     unsigned found[rows][words];
 #pragma unroll
     for (int n = 0; n < rows; ++n) row[n] = warp.row(item, half + n);
-    visible_by_blocks<tile>(mask, &blocks.block[warp.group * mask_blocks<tile>], at.first, row,
-                            item.q_end - item.seqlen_q, found);
+    visible_by_blocks<tile>(mask, &blocks.block[warp.row_group() * mask_blocks<tile>], at.first,
+                            row, item.q_end - item.seqlen_q, found);
 #pragma unroll
     for (int n = 0; n < rows; ++n) {
       const int away = row[n] - at.first, begin = away + item.lower;

@@ -127,7 +127,7 @@ struct Softmax {
   // What is to be done with the sums where references have moved.
   __device__ __forceinline__ void rescale(Sums<tile>& o, const float (&shrink)[2]) {
 #pragma unroll
-    for (int n = 0; n < tile.head_dim_v / 2; ++n) o[n] *= shrink[n / 2 % 2];
+    for (int n = 0; n < tile.sum_columns() / 2; ++n) o[n] *= shrink[n / 2 % 2];
     look_at_references();
   }
   // The weights of s[0, first_weights), and the rest of them; with the latter p gets them all.

@@ -12,7 +12,7 @@ namespace attn::sm90 {
 template <Tile tile>
 using Weights = unsigned[tile.keys / 16][4];
 template <Tile tile>
-using Sums = float[tile.head_dim_v / 2];
+using Sums = float[tile.sum_columns() / 2];
 
 // o += P V; to be waited for. Without `add` o starts at 0.
 template <bool bf16, Tile tile>

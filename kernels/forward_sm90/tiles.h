@@ -24,7 +24,7 @@ constexpr int control_bytes = 3072;  // barriers, items and tiles, before Q, K a
 struct Tile {
   int head_dim,
       head_dim_v;  // columns of the products; a smaller head_dim is padded with zeros
-  int groups;      // consumer warpgroups, with 64 queries each
+  int groups;      // consumer warpgroups, with 64 queries each, but see halves
   int keys;        // keys of a K/V tile
   int q_stages, k_stages, v_stages;  // tiles in shared memory
   bool finds =
@@ -32,11 +32,14 @@ struct Tile {
   bool adds = false;        // the bias of a tile is in shared memory too
   int blocks = 1;           // blocks of a cluster, which share K and V: neighbouring queries
   bool heads = false;       // true: the same queries of neighbouring heads instead
-  int element_bytes = 2;    // of q, k and v
-  int vt_stages = 0;        // fp8: tiles of V^T in shared memory, transposed from tiles of V
-  int piece = 0;            // fp8: the sums are computed for this many columns at once; 0: all
-  int weight_parts = 1;     // fp8: a weight is the sum of this many e4m3 values
-  int score_part = 0;       // fp8: the unit sums score products over this many columns; 0: all
+  int q_kept = 0;           // panels of Q that warpgroups keep in registers
+  bool alternates = false;  // halves: each finds the scores of every second tile of keys, for both
+  bool halves = false;    // both warpgroups have the same queries, and sum half of V's columns each
+  int element_bytes = 2;  // of q, k and v
+  int vt_stages = 0;      // fp8: tiles of V^T in shared memory, transposed from tiles of V
+  int piece = 0;          // fp8: the sums are computed for this many columns at once; 0: all
+  int weight_parts = 1;   // fp8: a weight is the sum of this many e4m3 values
+  int score_part = 0;     // fp8: the unit sums score products over this many columns; 0: all
   int score_part_keys = 0;  // fp8: for this many keys at once, after the first part; 0: all
 
   constexpr bool operator==(const Tile&) const = default;
@@ -45,6 +48,24 @@ struct Tile {
   ATTN_HOST_DEVICE constexpr Tile finding() const {
     Tile tile = *this;
     tile.finds = true;
+    return tile;
+  }
+  // The same with so many panels of Q in registers.
+  ATTN_HOST_DEVICE constexpr Tile keeping(int panels) const {
+    Tile tile = *this;
+    tile.q_kept = panels;
+    return tile;
+  }
+  // The same with scores that each warpgroup finds itself.
+  ATTN_HOST_DEVICE constexpr Tile by_itself() const {
+    Tile tile = *this;
+    tile.alternates = false;
+    return tile;
+  }
+  // The same with a bias.
+  ATTN_HOST_DEVICE constexpr Tile adding() const {
+    Tile tile = *this;
+    tile.adds = true;
     return tile;
   }
   // The same in clusters of two blocks.
@@ -58,7 +79,13 @@ struct Tile {
     tile.heads = true;
     return tile;
   }
-  ATTN_HOST_DEVICE constexpr int rows() const { return 64 * groups; }
+  // Consumer warpgroups that differ in their queries.
+  ATTN_HOST_DEVICE constexpr int row_groups() const { return halves ? 1 : groups; }
+  // Columns of V that a consumer warpgroup sums.
+  ATTN_HOST_DEVICE constexpr int sum_columns() const {
+    return halves ? head_dim_v / 2 : head_dim_v;
+  }
+  ATTN_HOST_DEVICE constexpr int rows() const { return 64 * row_groups(); }
   // Queries and heads of an item, which all blocks of a cluster take together, and the keys of a
   // K/V tile that each block loads.
   ATTN_HOST_DEVICE constexpr int item_rows() const { return rows() * (heads ? 1 : blocks); }
@@ -76,7 +103,7 @@ struct Tile {
 
   // Parts of Q, each with its own barriers. With one stage, each consumer warpgroup gets its new
   // queries as soon as it is done with the previous item.
-  ATTN_HOST_DEVICE constexpr int q_parts() const { return q_stages == 1 ? groups : 1; }
+  ATTN_HOST_DEVICE constexpr int q_parts() const { return q_stages == 1 ? row_groups() : 1; }
   ATTN_HOST_DEVICE constexpr int q_part_rows() const { return rows() / q_parts(); }
   ATTN_HOST_DEVICE constexpr int q_bytes() const {
     return rows() * panels(head_dim, element_bytes) * 128;
@@ -103,8 +130,14 @@ struct Tile {
   ATTN_HOST_DEVICE constexpr int v_offset() const { return k_offset() + k_stages * k_bytes(); }
   ATTN_HOST_DEVICE constexpr int bias_offset() const { return v_offset() + v_stages * v_bytes(); }
   ATTN_HOST_DEVICE constexpr int vt_offset() const { return bias_offset(); }  // not both
+  // alternates: places of four tiles' weights and of two tiles' states of the softmax.
+  ATTN_HOST_DEVICE constexpr int handed_offset() const { return bias_offset(); }
+  ATTN_HOST_DEVICE constexpr int handed_bytes() const {
+    return alternates ? 64 * 128 + 2 * 128 * 16 : 0;
+  }
   ATTN_HOST_DEVICE constexpr int shared_bytes() const {
-    return bias_offset() + (adds ? rows() * keys * 4 : 0) + vt_stages * vt_bytes();
+    return bias_offset() + 2 * handed_bytes() + (adds ? 64 * groups * keys * 4 : 0) +
+           vt_stages * vt_bytes();
   }
 };
 
@@ -167,11 +200,31 @@ constexpr Tile tile_d256{.head_dim = 256,
                          .q_stages = 1,
                          .k_stages = 2,
                          .v_stages = 2};
+constexpr Tile tile_d320_dv256{.head_dim = 320,
+                               .head_dim_v = 256,
+                               .groups = 2,
+                               .keys = 64,
+                               .q_stages = 1,
+                               .k_stages = 2,
+                               .v_stages = 2};
+// Sums of 512 columns are the registers of two warpgroups, which both find the scores of the same
+// queries: exchanging weights would need places that keys have.
+constexpr Tile tile_d512{.head_dim = 512,
+                         .head_dim_v = 512,
+                         .groups = 2,
+                         .keys = 32,
+                         .q_stages = 1,
+                         .k_stages = 2,
+                         .v_stages = 2,
+                         .q_kept = 3,
+                         .alternates = true,
+                         .halves = true};
 // Two blocks each load half of a K/V tile for both, for long sequences without a causal mask.
 constexpr Tile tile_d128_pair = tile_d128_long.paired();
 constexpr Tile tile_d256_pair = tile_d256.paired();
 // Two blocks have two query heads that share K and V, for long sequences.
 constexpr Tile tile_d128_heads = tile_d128_long.of_two_heads();
+constexpr Tile tile_d512_heads = tile_d512.of_two_heads();
 // For block masks: keys are cut as without a mask, so that a mask that is all FULL gives the same
 // bits.
 constexpr Tile tile_d64_mask{.head_dim = 64,
@@ -184,6 +237,8 @@ constexpr Tile tile_d64_mask{.head_dim = 64,
                              .finds = true};
 constexpr Tile tile_d128_mask = tile_d128.finding();
 constexpr Tile tile_d256_mask = tile_d256.finding();
+constexpr Tile tile_d320_dv256_mask = tile_d320_dv256.finding();
+constexpr Tile tile_d512_mask = tile_d512.finding().keeping(2).by_itself();
 // For softcap and ALiBi, which need registers, so there are fewer keys.
 constexpr Tile tile_d64_score{.head_dim = 64,
                               .head_dim_v = 64,
@@ -231,6 +286,15 @@ constexpr Tile tile_d256_bias{.head_dim = 256,
                               .k_stages = 2,
                               .v_stages = 2,
                               .adds = true};
+constexpr Tile tile_d320_dv256_bias{.head_dim = 320,
+                                    .head_dim_v = 256,
+                                    .groups = 2,
+                                    .keys = 32,
+                                    .q_stages = 1,
+                                    .k_stages = 2,
+                                    .v_stages = 2,
+                                    .adds = true};
+constexpr Tile tile_d512_bias = tile_d512.adding().keeping(2).by_itself();
 
 }  // namespace attn::sm90
 #endif

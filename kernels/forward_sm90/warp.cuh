@@ -23,6 +23,9 @@ struct Warp {
   const int group;        // which of the warpgroups that compute
   const int warp, lane;
 
+  // Which queries the warpgroup has.
+  __device__ __forceinline__ int row_group() const { return tile.halves ? 0 : group; }
+
   // Named barriers 1..groups: whose turn it is.
   __device__ __forceinline__ void wait_turn() const {
     if constexpr (tile.groups > 1) ptx::barrier_wait(1 + group, 256);
@@ -50,9 +53,13 @@ struct Warp {
   __device__ __forceinline__ unsigned v_of(int stage) const {
     return (shared + tile.v_offset()) / 16 + stage * (tile.v_bytes() / 16);
   }
+  // Of the columns that the warpgroup sums.
+  __device__ __forceinline__ unsigned v_of_sums(int stage) const {
+    return v_of(stage) + (tile.halves ? group * (panels(tile.sum_columns()) * panel / 16) : 0);
+  }
   __device__ __forceinline__ unsigned q_at(unsigned index) const {
     return (shared + tile.q_offset()) / 16 +
-           (Q::stage(index) * tile.q_bytes() + group * 64 * 128) / 16;
+           (Q::stage(index) * tile.q_bytes() + row_group() * 64 * 128) / 16;
   }
   __device__ __forceinline__ unsigned k_at(unsigned n) const { return k_of(K::stage(n)); }
   __device__ __forceinline__ unsigned v_at(unsigned n) const { return v_of(V::stage(n)); }
@@ -73,7 +80,7 @@ struct Warp {
 
   // Row of the lane in the sequence.
   __device__ __forceinline__ int row(const Item& item, int half) const {
-    return item.row + 64 * group + 16 * warp + lane / 4 + 8 * half;
+    return item.row + 64 * row_group() + 16 * warp + lane / 4 + 8 * half;
   }
 };
 

@@ -141,7 +141,10 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
   const auto fitting = [&] {  // blocks, in a multiprocessor
     return (device.shared_bytes_max + block_reserve) / (bytes(stages) + block_reserve);
   };
-  while (stages > 2 && fitting() < (tile.own_types || tile.swapped ? tile.blocks() : 1)) --stages;
+  // A unit of 512 columns leaves no room for a second one.
+  const int least = tile.head_dim > 256 && bytes(2) > device.shared_bytes_max ? 1 : 2;
+  while (stages > least && fitting() < (tile.own_types || tile.swapped ? tile.blocks() : 1))
+    --stages;
   const int64_t fit = fitting();
   const int64_t tiles = p.batch * p.heads_kv / shape.heads * row_tiles(rows, tile);
   const int64_t all = tiles * std::max<int64_t>(1, units);
@@ -243,7 +246,8 @@ Kernarg<engine> constants(const Problem& p, int64_t rows, const Shape& shape) {
   a.kv_e5m2 = p.segment[0].k_type == ATTN_F8_E5M2;
   a.rows_taken = int(rows);
   a.stages = shape.stages;
-  a.loaders = loaders_of<tile, engine>(p);
+  // Warps that load in turns need two stages: they wait for the one before alone.
+  a.loaders = !tile.swapped && shape.stages == 1 ? 1 : loaders_of<tile, engine>(p);
   a.k_bytes = shape.k_bytes;
   a.stage_bytes = shape.stage_bytes;
   a.scales_at = shape.scales_at;

@@ -71,7 +71,7 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   constexpr const sm80::Variant& variant = sm80::variants[i];
   constexpr sm80::Tile tile = variant.tile();
   constexpr unsigned with = variant.with;
-  constexpr int shared = sm80::shared_bytes(tile, variant.head_dim);
+  constexpr int shared = sm80::shared_bytes(tile, variant.head_dim, variant.head_dim_v);
   constexpr int with_static = shared + sm80::static_shared_bytes(with);
   if (with_static > device.shared_bytes_max) {
     return unsupported("it needs ", with_static, " bytes of shared memory; the device has ",
@@ -113,7 +113,7 @@ constexpr Limits limits(const sm80::Variant& variant) {
                    .flags = forward_flags | ATTN_SPLIT_INVARIANT,
                    .features = forward_features | feature_segments | feature_kv_begin,
                    .head_dim = {.multiple = 8, .max = variant.head_dim},
-                   .head_dim_v = {.multiple = 8, .max = variant.head_dim}};
+                   .head_dim_v = {.multiple = 8, .max = variant.head_dim_v}};
   if (!(with & with_mask)) {
     limits.flags |= ATTN_QUERY_POSITIONS;
     limits.features |= feature_key_positions;
@@ -135,7 +135,7 @@ constinit const std::array all_rows =
               .backend = ATTN_BACKEND_CUDA,
               .limits = limits(variant),
               .numerics = {.weights = attn_dtype(variant.type),
-                           .rows = tile.rows / tile.warps,
+                           .rows = tile.rows / tile.row_warps(),
                            .keys = tile.keys},
               .recipe = recipe_of<make_recipe<i>>};
     });

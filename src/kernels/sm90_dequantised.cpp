@@ -278,6 +278,12 @@ constexpr Dequantised kernels[] = {
     with_variants("fwd_sm90_bf16_d256_dequantised", "fwd_sm90_bf16_d256",
                   "fwd_sm90_bf16_d256_paged", "fwd_sm90_bf16_d256_score",
                   "fwd_sm90_bf16_d256_score_paged", "fwd_sm90_bf16_d256_mask"),
+    with_variants("fwd_sm90_bf16_d320_dv256_dequantised", "fwd_sm90_bf16_d320_dv256",
+                  "fwd_sm90_bf16_d320_dv256_paged", "fwd_sm90_bf16_d320_dv256_score",
+                  "fwd_sm90_bf16_d320_dv256_score_paged", "fwd_sm90_bf16_d320_dv256_mask"),
+    with_variants("fwd_sm90_bf16_d512_dequantised", "fwd_sm90_bf16_d512",
+                  "fwd_sm90_bf16_d512_paged", "fwd_sm90_bf16_d512_score",
+                  "fwd_sm90_bf16_d512_score_paged", "fwd_sm90_bf16_d512_mask"),
     with_variants("fwd_sm90_f16_d64_dequantised", "fwd_sm90_f16_d64", "fwd_sm90_f16_d64_paged",
                   "fwd_sm90_f16_d64_score", "fwd_sm90_f16_d64_score_paged",
                   "fwd_sm90_f16_d64_mask"),
@@ -290,6 +296,12 @@ constexpr Dequantised kernels[] = {
     with_variants("fwd_sm90_f16_d256_dequantised", "fwd_sm90_f16_d256", "fwd_sm90_f16_d256_paged",
                   "fwd_sm90_f16_d256_score", "fwd_sm90_f16_d256_score_paged",
                   "fwd_sm90_f16_d256_mask"),
+    with_variants("fwd_sm90_f16_d320_dv256_dequantised", "fwd_sm90_f16_d320_dv256",
+                  "fwd_sm90_f16_d320_dv256_paged", "fwd_sm90_f16_d320_dv256_score",
+                  "fwd_sm90_f16_d320_dv256_score_paged", "fwd_sm90_f16_d320_dv256_mask"),
+    with_variants("fwd_sm90_f16_d512_dequantised", "fwd_sm90_f16_d512", "fwd_sm90_f16_d512_paged",
+                  "fwd_sm90_f16_d512_score", "fwd_sm90_f16_d512_score_paged",
+                  "fwd_sm90_f16_d512_mask"),
 };
 
 template <size_t i>

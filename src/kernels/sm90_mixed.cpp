@@ -44,27 +44,35 @@ constexpr Mixed kernels[] = {
           "fwd_sm90_bf16_d128_score_paged"),
     mixed("fwd_sm90_bf16_d256_mixed", "decode_sm90_bf16_d256_r16", "fwd_sm90_bf16_d256_paged",
           "fwd_sm90_bf16_d256_score_paged"),
+    mixed("fwd_sm90_bf16_d512_mixed", "decode_sm90_bf16_d512_r16", "fwd_sm90_bf16_d512_paged",
+          "fwd_sm90_bf16_d512_score_paged"),
     mixed("fwd_sm90_f16_d64_mixed", "decode_sm90_f16_d64_r16", "fwd_sm90_f16_d64_paged",
           "fwd_sm90_f16_d64_score_paged"),
     mixed("fwd_sm90_f16_d128_mixed", "decode_sm90_f16_d128_r16", "fwd_sm90_f16_d128_paged",
           "fwd_sm90_f16_d128_score_paged"),
     mixed("fwd_sm90_f16_d256_mixed", "decode_sm90_f16_d256_r16", "fwd_sm90_f16_d256_paged",
           "fwd_sm90_f16_d256_score_paged"),
+    mixed("fwd_sm90_f16_d512_mixed", "decode_sm90_f16_d512_r16", "fwd_sm90_f16_d512_paged",
+          "fwd_sm90_f16_d512_score_paged"),
     mixed("fwd_sm90_bf16_d64_dequantised_mixed", "decode_sm90_fp8_d64_r16",
           "fwd_sm90_bf16_d64_paged", "fwd_sm90_bf16_d64_score_paged"),
     mixed("fwd_sm90_bf16_d128_dequantised_mixed", "decode_sm90_fp8_d128_r16",
           "fwd_sm90_bf16_d128_paged", "fwd_sm90_bf16_d128_score_paged"),
     mixed("fwd_sm90_bf16_d256_dequantised_mixed", "decode_sm90_fp8_d256_r16",
           "fwd_sm90_bf16_d256_paged", "fwd_sm90_bf16_d256_score_paged"),
+    mixed("fwd_sm90_bf16_d512_dequantised_mixed", "decode_sm90_fp8_d512_r16",
+          "fwd_sm90_bf16_d512_paged", "fwd_sm90_bf16_d512_score_paged"),
     mixed("fwd_sm90_f16_d64_dequantised_mixed", "decode_sm90_fp8_d64_r16", "fwd_sm90_f16_d64_paged",
           "fwd_sm90_f16_d64_score_paged"),
     mixed("fwd_sm90_f16_d128_dequantised_mixed", "decode_sm90_fp8_d128_r16",
           "fwd_sm90_f16_d128_paged", "fwd_sm90_f16_d128_score_paged"),
     mixed("fwd_sm90_f16_d256_dequantised_mixed", "decode_sm90_fp8_d256_r16",
           "fwd_sm90_f16_d256_paged", "fwd_sm90_f16_d256_score_paged"),
+    mixed("fwd_sm90_f16_d512_dequantised_mixed", "decode_sm90_fp8_d512_r16",
+          "fwd_sm90_f16_d512_paged", "fwd_sm90_f16_d512_score_paged"),
 };
 
-constexpr size_t first_converting = 6;
+constexpr size_t first_converting = 8;
 static_assert(!kernels[first_converting - 1].converts() && kernels[first_converting].converts());
 
 // As far as the host knows lengths: sequences have all keys of their capacity and one query, and

@@ -347,6 +347,27 @@ TEST_CASE("choose: few queries go to the decode kernels", "[plan]") {
   CHECK(chosen(h200, s) == "\"decode_sm90_fp8_d128_r64\"");
 }
 
+TEST_CASE("choose: heads of 512") {
+  if (!in_build("fwd_sm90_bf16_d512", "sm_90a")) ATTN_SKIP("this build has no CUDA kernels");
+  Shape s = {.heads = 32, .seqlen = 8192, .dim = 512, .seqlen_q = 8192, .heads_kv = 4};
+  CHECK(chosen(h200, s) == "\"fwd_sm90_bf16_d512_heads\"");
+  CHECK(chosen(a100, s) == "\"fwd_sm80_bf16_d512\"");
+  CHECK(chosen(l4, s) == "\"fwd_sm80_bf16_d512\"");  // which has 99 KB of shared memory
+  s.page_size = 16;
+  CHECK(chosen(h200, s) == "\"fwd_sm90_bf16_d512_paged\"");
+  CHECK(chosen(l4, s) == "\"fwd_sm80_bf16_d512_paged\"");
+  s.seqlen_q = 1;
+  CHECK(chosen(h200, s) == "\"decode_sm90_bf16_d512_r8\"");
+  CHECK(chosen(a100, s) == "\"decode_sm80_bf16_d512\"");
+  CHECK(chosen(l4, s) == "\"fwd_sm80_bf16_d512_paged\"");  // which needs less shared memory
+  s.kv_type = ATTN_F8_E4M3FN;
+  CHECK(chosen(h200, s) == "\"decode_sm90_fp8_d512_r8\"");
+  s.seqlen_q = 3;  // 24 rows
+  CHECK(chosen(h200, s) == "\"fwd_sm90_bf16_d512_dequantised\"");
+  s.dim = 520;
+  CHECK(chosen(h200, s) == "null");
+}
+
 // The wgmma of sm_90a is sm_90's alone: other devices run the kernels of sm_80 and sm_89, after
 // sm_90 from PTX.
 TEST_CASE("choose: devices after sm_90 decode by PTX of sm_80 and sm_89", "[plan]") {

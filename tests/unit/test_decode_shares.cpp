@@ -1,7 +1,11 @@
 // How many blocks decode_sm90_*_r8 launch, and so how they share the keys.
+#include <cstring>
+#include <tuple>
+
 #include "catalog/catalog.h"
 #include "catch.h"
 #include "hopper.h"
+#include "kernels/decode/decode_args.h"
 #include "problem/problem.h"
 
 using namespace attn;
@@ -10,7 +14,8 @@ using test::hopper;
 namespace {
 
 // 8 K/V heads for 32 of q, one query of each sequence.
-uint32_t blocks_of(int64_t batch, int64_t keys, int64_t heads_kv = 8) {
+Step step_of(const char* kernel, int64_t batch, int64_t keys, int64_t head_dim,
+             int64_t heads_kv = 8) {
   attn_segment segment{};
   segment.struct_size = sizeof segment;
   segment.k_type = segment.v_type = ATTN_BF16;
@@ -18,15 +23,18 @@ uint32_t blocks_of(int64_t batch, int64_t keys, int64_t heads_kv = 8) {
   attn_problem in{};
   in.struct_size = sizeof in;
   in.batch = batch, in.heads_q = 4 * heads_kv, in.heads_kv = heads_kv;
-  in.head_dim = 128, in.seqlen_q = 1;
+  in.head_dim = head_dim, in.seqlen_q = 1;
   in.q_type = ATTN_BF16;
   in.num_segments = 1;
   in.segments = &segment;
   Problem p;
   REQUIRE(make_problem(&in, &p).ok());
   Recipe recipe;
-  REQUIRE(find_kernel("decode_sm90_bf16_d128_r8")->recipe(p, hopper(), &recipe).ok());
-  return recipe.steps.at(0).launch.grid[0];
+  REQUIRE(find_kernel(kernel)->recipe(p, hopper(), &recipe).ok());
+  return recipe.steps.at(0);
+}
+uint32_t blocks_of(int64_t batch, int64_t keys, int64_t heads_kv = 8) {
+  return step_of("decode_sm90_bf16_d128_r8", batch, keys, 128, heads_kv).launch.grid[0];
 }
 
 constexpr uint32_t twice = 2 * test::hopper_multiprocessors, columns = 8;
@@ -52,4 +60,19 @@ TEST_CASE("decode shares: with few keys a block on each multiprocessor, but with
   CHECK(blocks_of(16, 256) == columns * 16);
   CHECK(blocks_of(33, 256) == columns * 33);
   CHECK(blocks_of(64, 256) == columns * 32);
+}
+
+// Two warps that load in turns, each of which waits for the unit before the last, would load into
+// the same place.
+TEST_CASE("decode shares: a single stage is one warp's to load", "[plan]") {
+  for (const auto& [kernel, head_dim, stages, loaders] :
+       {std::tuple{"decode_sm80_bf16_d256", 256, 3, 2}, {"decode_sm80_bf16_d512", 512, 1, 1}}) {
+    INFO(kernel);
+    const Step step = step_of(kernel, 4, 8192, head_dim);
+    REQUIRE(step.arguments.bytes.size() == sizeof(attn_decode_kernarg));
+    attn_decode_kernarg a;
+    std::memcpy(&a, step.arguments.bytes.data(), sizeof a);
+    CHECK(a.stages == stages);
+    CHECK(a.loaders == loaders);
+  }
 }

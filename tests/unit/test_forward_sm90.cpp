@@ -137,7 +137,8 @@ TEST_CASE("sm90 forward: boxes of the copy engine lie in one page", "[plan]") {
                           {"fwd_sm90_bf16_d256_paged", 256, 80},
                           {"fwd_sm90_bf16_d64_score_paged", 64, 80},
                           {"fwd_sm90_bf16_d128_score_paged", 128, 96},
-                          {"fwd_sm90_bf16_d256_score_paged", 256, 64}}) {
+                          {"fwd_sm90_bf16_d256_score_paged", 256, 64},
+                          {"fwd_sm90_bf16_d512_paged", 512, 32}}) {
     for (const int32_t page_size : {16, 32, 48, 64, 80, 128, 1024}) {
       INFO(of.kernel << " " << page_size);
       attn_segment segments[2]{};
@@ -216,6 +217,9 @@ TEST_CASE("sm90 forward: which problems the tiles of 176 keys and clusters get",
   CHECK(takes("fwd_sm90_bf16_d128_heads", 8192 + 128, 0, 128, 8));
   CHECK(!takes("fwd_sm90_bf16_d128_heads", 4096, ATTN_CAUSAL, 128, 2));
   CHECK(!takes("fwd_sm90_bf16_d128_heads", 8192, ATTN_WINDOW, 128, 2));
+  CHECK(takes("fwd_sm90_bf16_d512_heads", 1024, ATTN_CAUSAL, 512, 2));
+  CHECK(!takes("fwd_sm90_bf16_d512_heads", 1023, 0, 512, 8));
+  CHECK(!takes("fwd_sm90_bf16_d512_heads", 8192, ATTN_WINDOW, 512, 2));
   CHECK(takes("fwd_sm90_fp8_d128_heads", 2048, ATTN_CAUSAL, 128, 2));
   CHECK(!takes("fwd_sm90_fp8_d128_heads", 1024, 0, 128, 2));
   CHECK(takes("fwd_sm90_fp8_d256_pair", 2048, 0, 256));

@@ -295,7 +295,7 @@ TEST_CASE("gather: what is declined") {
   s.segment.shared = 1;
   CHECK(has(on_hopper(s, "lists_cuda").name(), "segments[0].shared is 1"));
   s = Setup(1, 1, 16);
-  s.problem.head_dim = 320, s.problem.head_dim_v = 256;
+  s.problem.head_dim = 640, s.problem.head_dim_v = 512;
   CHECK(has(on_hopper(s, "lists_cuda").name(), "attention to the copied keys: "));
 }
 

@@ -180,14 +180,14 @@ TEST_CASE("refusal: K of 16 bits that is not q's type beside quantised V", "[pla
 
 TEST_CASE("refusal: sizes and features, in a sentence of bounded length", "[plan]") {
   const Types bf16 = {ATTN_BF16, ATTN_BF16, ATTN_BF16};
-  CHECK(answer("sm_90", bf16, {.head_dim = 512}).reason ==
-        "head_dim is 512 and head_dim_v 512; accepted with these types: multiples of 8 up to 256");
+  CHECK(answer("sm_90", bf16, {.head_dim = 640}).reason ==
+        "head_dim is 640 and head_dim_v 640; accepted with these types: multiples of 8 up to 512");
   CHECK(answer("sm_90", bf16, {.out = ATTN_F8_E4M3FN}).reason ==
         "no kernel on sm_90 takes q of bf16 with k of bf16, v of bf16 and out of f8_e4m3fn; out: "
         "f8_e4m3fn; accepted: f32, f16, bf16");
   // Types of kernels that take others, with what else stands in the way.
   const std::string both =
-      answer("sm_80", {ATTN_F32, ATTN_F32, ATTN_F32}, {.head_dim = 512}).reason;
+      answer("sm_80", {ATTN_F32, ATTN_F32, ATTN_F32}, {.head_dim = 640}).reason;
   INFO(both);
   CHECK(both.size() < longest_sentence);
   CHECK(has(both, "q type f32"));
