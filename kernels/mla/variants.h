@@ -1,6 +1,7 @@
 // Every kernel mla_*, one line each: decode of latent caches, where V is the first columns of K.
 // The build makes its source file from this (write_stubs.cpp), and src/kernels/mla.cpp its row of
-// the catalog. The order is the order of preference, few_variants before many_variants.
+// the catalog. The order is the order of preference: few_variants, few_codes_variants,
+// many_variants.
 #ifndef ATTN_KERNELS_MLA_VARIANTS_H
 #define ATTN_KERNELS_MLA_VARIANTS_H
 
@@ -58,6 +59,10 @@ constexpr Variant many_variants[] = {
     {.name = "mla_sm90_f16_d576_r64_pages", .type = f16, .tile = d576.with_rows(64).of_any_rows(), .rows = Rows::one_by_one},
     {.name = "mla_sm90_bf16_d576_r64_656", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .local_bytes = 8, .rows = Rows::mla_656},
     {.name = "mla_sm90_bf16_d576_r64_e4m3", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .local_bytes = 32, .rows = Rows::e4m3},
+};
+constexpr Variant few_codes_variants[] = {
+    {.name = "mla_sm90_bf16_d576_r8_656", .type = bf16, .tile = d576.with_rows(8), .rows = Rows::mla_656},
+    {.name = "mla_sm90_bf16_d576_r16_656", .type = bf16, .tile = d576.with_rows(16), .rows = Rows::mla_656},
 };
 // clang-format on
 

@@ -1,0 +1,550 @@
+// Decode of rows of 656 bytes (codes.cuh has what is in them) with few rows of Q, 8 or 16, which
+// are the N of the products: S^T = K Q^T, O^T = V^T P^T. Codes come to shared memory as they are
+// and go to the matrix unit through registers, so that nothing is written there but weights:
+//
+//   scores  codes as f16, which is exact, against Q in f16; of 128 columns each, which are then
+//           multiplied by the key's scale
+//   sums    codes as bf16 of their bits, which are 2^-120 of their values, against four tiles of
+//           weights, each times the scales of 128 columns and 2^60
+//
+// Four warps compute, a fifth loads, and a multiprocessor has two blocks.
+#pragma once
+#include "../ptx/bulk.h"
+#include "../ptx/convert_fp8.h"
+#include "../ptx/grid.h"
+#include "../ptx/ldmatrix.h"
+#include "../ptx/stmatrix.h"
+#include "../ptx/uniform.h"
+#include "../ptx/wgmma.h"
+#include "feed.cuh"
+
+namespace attn::mla {
+
+constexpr int row_bytes = 656, row_scales_at = 512, row_rope_at = 528;
+
+template <int rows>
+struct FewShared {
+  static constexpr int stages = 2, parts = 4;  // parts: of units that are there, and one that ends
+  Barrier full[stages], empty[stages];
+  struct {
+    int first;  // as in UnitRecord
+    unsigned word;
+    unsigned long long valid;  // a bit for each key that is there and that some row sees
+  } unit[stages];
+  PartRecord part[parts];
+  alignas(16) float most[4][rows];  // of each warp: a unit's scores; when a part ends sums
+  alignas(16) float q_scale[rows];  // what products of a row of Q are multiplied with
+  alignas(16) int end[rows];        // of the keys that a row sees
+  Found found;
+
+  // Where panels are, from the beginning of shared memory.
+  static constexpr int q_at = 1024, q_panel = rows * 128;
+  static constexpr int weights_at = q_at + 9 * q_panel;
+  static constexpr int ring_at = weights_at + 4 * q_panel;
+  static constexpr int stage_bytes = unit_keys * row_bytes;
+  static constexpr int bytes = ring_at + stages * stage_bytes;
+};
+static_assert(FewShared<16>::bytes == few_codes_shared_bytes(16) &&
+              FewShared<8>::bytes == few_codes_shared_bytes(8));
+
+// By one warp: each lane finds two of a unit's keys, and asks for the rows that begin at its own
+// and lie one behind the other.
+template <int rows>
+struct FewCodesFeed {
+  using Shared = FewShared<rows>;
+  const attn_decode_kernarg& a;
+  Shared& shared;
+  const unsigned base;
+  int b, tile, unit, length, row0, h;
+  int entry[2];
+
+  static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+
+  __device__ __forceinline__ void begin_sequence() {
+    const Span keys = segment_span(a.segment[0].lengths, b);
+    length = keys.length, row0 = int(keys.begin);
+    h = tile / a.row_tiles;
+  }
+  __device__ __forceinline__ void look_up() {
+    const attn_decode_segment& s = a.segment[0];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      entry[i] = s.lengths.cu_seqlens ? 0 : b;
+      if (!s.block_table) continue;
+      const int page = decode::page_of(s, unit * unit_keys + 32 * i + lane());
+      entry[i] = page < s.max_pages ? s.block_table[b * (long long)s.max_pages + page] : -1;
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    const attn_decode_segment& s = a.segment[0];
+    const Found& found = shared.found;
+    const unsigned all = found.end - found.begin;
+    b = found.b, tile = found.tile, unit = found.unit;
+    unsigned part = 0;
+    begin_sequence();
+    look_up();
+#pragma unroll 1
+    for (unsigned number = 0; number < all; ++number) {
+      const unsigned slot = number % Shared::stages, left = all - number;
+      const int units = units_of(length), first = unit * unit_keys;
+      const bool begins = number == 0 || unit == 0, ends = unit + 1 == units || left == 1;
+      // All rows see what is before the last keys.
+      const int end =
+          first + unit_keys + a.seqlen_q > length ? part_of(a, b, tile, length, 0, 0).end : length;
+      unsigned long long from[2];
+      unsigned valid[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int key = first + 32 * i + lane();
+        const int row = s.block_table ? decode::slot_of(s, key) : row0 + key;
+        const bool there =
+            key < end && (!s.block_table || unsigned(entry[i]) < unsigned(s.num_pages));
+        from[i] = there ? reinterpret_cast<unsigned long long>(s.v) + entry[i] * s.v_stride[0] +
+                              row * s.v_stride[1] + h * s.v_stride[2]
+                        : 0;
+        valid[i] = __ballot_sync(0xffffffff, there);
+      }
+      wait(shared.empty[slot], number / Shared::stages % 2 ^ 1);
+      const unsigned full = address(&shared.full[slot]);
+      if (lane() == 0) {
+        auto& to = shared.unit[slot];
+        to.first = first;
+        to.word = part << 8 | (begins ? begins_part : 0u) | (ends ? ends_part : 0u) |
+                  (left == 1 ? ends_block : 0u);
+        to.valid = valid[0] | (unsigned long long)valid[1] << 32;
+        if (begins)
+          shared.part[part % Shared::parts] =
+              part_of(a, b, tile, length, found.end - left - unit, units);
+        ptx::mbarrier_arrive_expect(full, (__popc(valid[0]) + __popc(valid[1])) * row_bytes);
+      }
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const unsigned long long before = __shfl_up_sync(0xffffffff, from[i], 1);
+        const bool starts = from[i] && (lane() == 0 || before + row_bytes != from[i]);
+        const unsigned breaks = (__ballot_sync(0xffffffff, starts) | ~valid[i]) >> lane() >> 1;
+        const int together = breaks ? __ffs(breaks) : 32 - lane();
+        if (starts)
+          ptx::bulk_load(
+              base + Shared::ring_at + slot * Shared::stage_bytes + (32 * i + lane()) * row_bytes,
+              reinterpret_cast<const void*>(from[i]), together * row_bytes, full);
+      }
+      __syncwarp();
+      part += ends;
+      if (left == 1) return;
+      if (++unit == units) {
+        unit = 0;
+        if (++b == a.batch) b = 0, ++tile;
+        begin_sequence();
+      }
+      look_up();
+    }
+  }
+};
+
+// Lane l of warp w has rows 8n + 2 (l % 4) + i, i = 0, 1, of keys 16w + l / 4 + 8 half, as element
+// 4n + 2 half + i; of tile m of O^T in place of keys columns 64m + 16w + 2 (l / 4) + half.
+template <int rows>
+struct FewCodes {
+  using Shared = FewShared<rows>;
+  static constexpr int row_tiles = rows / 8, elements = rows / 2, v_tiles = latent_columns / 64;
+  static constexpr int groups = 4;           // of columns that have a scale
+  static constexpr float weights = 0x1p60f;  // see above
+  const attn_decode_kernarg& a;
+  Shared& shared;
+  const unsigned base;
+  int all_end;  // of the keys that all rows see
+  bool fresh;
+  float o[v_tiles][elements];
+  float reference[row_tiles][2], sum[row_tiles][2];
+
+  static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+  static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
+  static __device__ __forceinline__ void meet() { ptx::barrier_wait<128>(1); }
+  static __device__ __forceinline__ unsigned long long descriptor(unsigned at) {
+    return ptx::wgmma_descriptor(ptx::uniform(at / 16), 0);
+  }
+  // Of 16 columns from 16 * step on of Q.
+  static __device__ __forceinline__ unsigned step_offset(int step) {
+    return (step / 4 * Shared::q_panel + step % 4 * 32) >> 4;
+  }
+  static __device__ __forceinline__ int lane_row(int n) { return 8 * n + lane() % 4 * 2; }
+
+  __device__ __forceinline__ void begin_part(const PartRecord& part) {
+    const Head at = part.at;
+    const int used = min(at.seqlen_q * a.group, rows);
+    const KeyBand seen = a.mask.band(at.seqlen_q, at.seqlen_kv);
+    const auto end_of = [&](int r) {
+      const Row row(a, at, min(r, used - 1));
+      return device::clamp(row.query + seen.upper, 0, at.seqlen_kv);
+    };
+    all_end = end_of(0);
+    if (threadIdx.x < rows) shared.end[threadIdx.x] = end_of(threadIdx.x);
+    load_q(at, used);
+    fresh = true;
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) reference[n][i] = -device::infinity(), sum[n][i] = 0;
+#pragma unroll
+    for (int m = 0; m < v_tiles; ++m)
+#pragma unroll
+      for (int i = 0; i < elements; ++i) o[m][i] = 0;
+    ptx::fence_async_shared();
+    meet();
+  }
+  // 8 threads per row.
+  __device__ __forceinline__ void load_q(const Head& at, int used) {
+    constexpr int panels = latent_columns / 64 + 1;
+    const int r = threadIdx.x / 8, chunk = threadIdx.x % 8;
+    if (r >= rows) return;
+    const bool exists = r < used;
+    const char* const from = q_address(a, at, Row(a, at, exists ? r : 0)) + 16 * chunk;
+    unsigned words[panels][4];
+#pragma unroll
+    for (int i = 0; i < panels; ++i) {
+      const uint4 x = exists ? *reinterpret_cast<const uint4*>(from + 128 * i) : uint4{0, 0, 0, 0};
+      words[i][0] = x.x, words[i][1] = x.y, words[i][2] = x.z, words[i][3] = x.w;
+    }
+    const auto value = [](unsigned pair, int half) {
+      return device::BF16::unpack((unsigned short)(pair >> 16 * half));
+    };
+    float most = 0;
+#pragma unroll
+    for (int i = 0; i < panels; ++i)
+#pragma unroll
+      for (const unsigned pair : words[i])
+        // The rope columns only need to stay finite.
+        most = fmaxf(most, fmaxf(fabsf(value(pair, 0)), fabsf(value(pair, 1))) *
+                               (i < panels - 1 ? 1 : 0x1p-60f));
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2)
+      most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, step));
+    const decode::QueryFactor factor(most);
+    if (chunk == 0) shared.q_scale[r] = a.scale * factor.undo * device::log2_e;
+#pragma unroll
+    for (int i = 0; i < panels; ++i) {
+      unsigned(&x)[4] = words[i];
+      const unsigned to = base + Shared::q_at + i * Shared::q_panel;
+      if (i == panels - 1) {
+#pragma unroll
+        for (unsigned& pair : x)
+          pair = device::BF16::pack(value(pair, 0) * factor.value, value(pair, 1) * factor.value);
+        ptx::store_shared(to + device::chunk_offset<128>(r, chunk), x);
+        continue;
+      }
+#pragma unroll
+      for (unsigned& pair : x)
+        pair = device::F16::pack(value(pair, 0) * factor.value, value(pair, 1) * factor.value);
+      // The matrix unit takes pairs of 16 columns in the order 0 2 4 6, 1 3 5 7 of words of codes.
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd)
+        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(
+                         to + device::chunk_offset<128>(r, chunk / 2 * 2 + odd) + chunk % 2 * 8),
+                     "r"(x[odd]), "r"(x[2 + odd])
+                     : "memory");
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+#pragma unroll 1
+    for (unsigned n = 0;; ++n) {
+      const unsigned slot = n % Shared::stages;
+      wait(shared.full[slot], n / Shared::stages % 2);
+      const unsigned word = shared.unit[slot].word;
+      const PartRecord& part = shared.part[(word >> 8) % Shared::parts];
+      if (word & begins_part) begin_part(part);
+      take(base + Shared::ring_at + slot * Shared::stage_bytes, shared.unit[slot].first,
+           shared.unit[slot].valid);
+      __syncwarp();
+      if (lane() == 0) ptx::mbarrier_arrive(address(&shared.empty[slot]));
+      if (word & ends_part) end_part(part);
+      if (word & ends_block) return;
+    }
+  }
+
+  __device__ __forceinline__ void take(unsigned stage, int first, unsigned long long valid) {
+    float s[elements];
+    float4 scale[2];
+    const int own = 16 * warp() + lane() / 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      scale[half] = ptx::load_shared_floats(stage + (own + 8 * half) * row_bytes + row_scales_at);
+      // What is there may be anything.
+      if (!(valid >> (own + 8 * half) & 1)) scale[half] = {0, 0, 0, 0};
+    }
+    multiply_k(s, stage, scale);
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n) {
+      const float2 factor = *reinterpret_cast<const float2*>(&shared.q_scale[lane_row(n)]);
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        s[4 * n + 2 * half] *= factor.x, s[4 * n + 2 * half + 1] *= factor.y;
+    }
+    if (valid != ~0ull || first + unit_keys > all_end) {
+#pragma unroll
+      for (int n = 0; n < row_tiles; ++n) {
+        const int2 end = *reinterpret_cast<const int2*>(&shared.end[lane_row(n)]);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int key = own + 8 * half;
+          const bool there = valid >> key & 1;
+          if (!there || first + key >= end.x) s[4 * n + 2 * half] = -device::infinity();
+          if (!there || first + key >= end.y) s[4 * n + 2 * half + 1] = -device::infinity();
+        }
+      }
+    }
+    weigh(s, scale);
+    fresh = false;
+    multiply_v(stage);
+  }
+
+  static __device__ __forceinline__ float of_group(const float4& x, int group) {
+    return group == 0 ? x.x : group == 1 ? x.y : group == 2 ? x.z : x.w;
+  }
+
+  // Four steps of 16 columns at once, so that these become f16 while the matrix unit has the four
+  // before.
+  __device__ __forceinline__ void multiply_k(float (&s)[elements], unsigned stage,
+                                             const float4 (&scale)[2]) const {
+    const unsigned from = stage + (16 * warp() + lane() % 16) * row_bytes + lane() / 16 * 16;
+    const unsigned long long q = descriptor(base + Shared::q_at);
+    unsigned f[2][4][4];
+    float t[2][elements];
+#pragma unroll
+    for (int step = 0; step < 4; ++step) ptx::ldmatrix(f[1][step], from + row_rope_at + 32 * step);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 4; ++step)
+      ptx::wgmma<true, false>(s, f[1][step], q + step_offset(32 + step), step > 0);
+    ptx::wgmma_commit();
+#pragma unroll
+    for (int j = 0; j < 2 * groups; ++j) {
+#pragma unroll
+      for (int two = 0; two < 2; ++two) {
+        unsigned words[4];
+        ptx::ldmatrix(words, from + 64 * j + 32 * two);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          ptx::f16_of_e4m3_word(words[i], &f[j % 2][2 * two + i / 2][i % 2],
+                                &f[j % 2][2 * two + i / 2][2 + i % 2]);
+      }
+      float(&to)[elements] = t[j / 2 % 2];
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < 4; ++step)
+        ptx::wgmma<false, false>(to, f[j % 2][step], q + step_offset(4 * j + step),
+                                 j % 2 > 0 || step > 0);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();
+      if (j == 0) ptx::pin(s);
+      if (j > 0 && j % 2 == 0) add(s, t[j / 2 % 2 ^ 1], scale, j / 2 - 1);
+    }
+    ptx::wgmma_wait<0>();
+    add(s, t[(groups - 1) % 2], scale, groups - 1);
+  }
+  static __device__ __forceinline__ void add(float (&s)[elements], float (&t)[elements],
+                                             const float4 (&scale)[2], int group) {
+    ptx::pin(t);
+#pragma unroll
+    for (int i = 0; i < elements; ++i) s[i] = fmaf(t[i], of_group(scale[i / 2 % 2], group), s[i]);
+  }
+
+  // Weights 2^(x - reference) to shared memory. A reference stays until a score exceeds it by more
+  // than `slack`.
+  __device__ __forceinline__ void weigh(const float (&s)[elements], const float4 (&scale)[2]) {
+    constexpr float slack = 8;
+    meet();  // nobody reads the weights before
+    if (!fresh) {
+      bool above = false;
+      float before[row_tiles][2];
+#pragma unroll
+      for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          above = above || fmaxf(s[4 * n + i], s[4 * n + 2 + i]) > reference[n][i] + slack;
+          before[n][i] = sum[n][i];
+        }
+      store_weights(s, scale);
+      if (!ptx::barrier_or<128>(1, above)) return;
+#pragma unroll
+      for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) sum[n][i] = before[n][i];
+    }
+    move_references(s, slack);
+    store_weights(s, scale);
+    meet();
+  }
+  __device__ __forceinline__ void move_references(const float (&s)[elements], float slack) {
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float most = fmaxf(s[4 * n + i], s[4 * n + 2 + i]);
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2)
+          most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, step));
+        if (lane() < 4) shared.most[warp()][lane_row(n) + i] = most;
+      }
+    meet();
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float most = shared.most[0][lane_row(n) + i];
+#pragma unroll
+        for (int w = 1; w < 4; ++w) most = fmaxf(most, shared.most[w][lane_row(n) + i]);
+        const float next = most > reference[n][i] + slack ? most : reference[n][i];
+        const float shrink = next == -device::infinity() ? 1 : ptx::ex2(reference[n][i] - next);
+        reference[n][i] = next;
+        sum[n][i] *= shrink;
+#pragma unroll
+        for (int m = 0; m < v_tiles; ++m) o[m][4 * n + i] *= shrink, o[m][4 * n + 2 + i] *= shrink;
+      }
+  }
+  __device__ __forceinline__ void store_weights(const float (&s)[elements],
+                                                const float4 (&scale)[2]) {
+    const unsigned to = base + Shared::weights_at +
+                        device::chunk_offset<128>(lane() % 8, 2 * warp() + lane() / 8 % 2);
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n) {
+      float w[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float at = reference[n][j % 2];
+        w[j] = ptx::ex2(s[4 * n + j] - (at == -device::infinity() ? 0 : at));
+        sum[n][j % 2] += w[j];
+        w[j] *= weights;
+      }
+#pragma unroll
+      for (int group = 0; group < groups; ++group)
+        ptx::stmatrix_transposed(
+            to + group * Shared::q_panel + 8 * n * 128,
+            device::BF16::pack(w[0] * of_group(scale[0], group), w[1] * of_group(scale[0], group)),
+            device::BF16::pack(w[2] * of_group(scale[1], group), w[3] * of_group(scale[1], group)));
+    }
+    ptx::fence_async_shared();
+  }
+
+  // o += V^T P^T. A word that a lane loads has columns 2g and 2g + 1 of two keys, g = lane / 4: row
+  // g of the matrix is column 2g, row g + 8 the one behind it.
+  __device__ __forceinline__ void multiply_v(unsigned stage) {
+    const unsigned from = stage + lane() * row_bytes + 16 * warp();
+    const unsigned long long p = descriptor(base + Shared::weights_at);
+    unsigned f[2][4][4];
+#pragma unroll
+    for (int m = 0; m < v_tiles; ++m) ptx::pin(o[m]);
+#pragma unroll
+    for (int m = 0; m < v_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        unsigned words[4];
+        ptx::ldmatrix_transposed(words, from + 64 * m + half * 32 * row_bytes);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const unsigned x = words[j];
+          unsigned(&to)[4] = f[m % 2][2 * half + j / 2];
+          constexpr unsigned signs = 0x80008000, others = 0x07f007f0;
+          to[j % 2 * 2] = (x << 8 & signs) | (x << 4 & others);
+          to[j % 2 * 2 + 1] = (x & signs) | (x >> 4 & others);
+        }
+      }
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < 4; ++step)
+        ptx::wgmma<true, false>(o[m], f[m % 2][step],
+                                p + ((m / 2 * Shared::q_panel + step * 32) >> 4), true);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();
+    }
+    ptx::wgmma_wait<0>();
+#pragma unroll
+    for (int m = 0; m < v_tiles; ++m) ptx::pin(o[m]);
+  }
+
+  // A part ends: to the result, or to the workspace.
+  __device__ __forceinline__ void end_part(const PartRecord& part) {
+    const Head at = part.at;
+    const int used = min(at.seqlen_q * a.group, rows);
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2)
+          sum[n][i] += __shfl_xor_sync(0xffffffff, sum[n][i], step);
+        if (lane() < 4) shared.most[warp()][lane_row(n) + i] = sum[n][i];
+      }
+    meet();
+    const Parts parts(a, shared.found.share, part.begin, part.units);
+    const int column = 16 * warp() + lane() / 4 * 2;
+    constexpr float real = 0x1p120f / weights;
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int r = lane_row(n) + i;
+        if (r >= used) continue;
+        float all = shared.most[0][r];
+#pragma unroll
+        for (int w = 1; w < 4; ++w) all += shared.most[w][r];
+        const float2 of = make_float2(reference[n][i], all);
+        if (parts.count > 1) {
+          const unsigned slot = 2 * blockIdx.x + (blockIdx.x / a.columns == parts.first);
+          float* const to = parts.sums(slot, r) + column;
+#pragma unroll
+          for (int m = 0; m < v_tiles; ++m)
+            *reinterpret_cast<float2*>(to + 64 * m) =
+                make_float2(o[m][4 * n + i] * real, o[m][4 * n + 2 + i] * real);
+          if (column == 0) *parts.stats(slot, r) = of;
+        } else {
+          const OutRow out(a, at, r, of);
+#pragma unroll
+          for (int m = 0; m < v_tiles; ++m)
+            out.store_pair(column + 64 * m, o[m][4 * n + i] * real, o[m][4 * n + 2 + i] * real);
+          if (column == 0) out.store_lse();
+        }
+      }
+    meet();  // before the next part's Q and sums
+  }
+};
+
+template <int rows>
+__device__ __forceinline__ void few_codes(const attn_decode_kernarg& a) {
+  using Shared = FewShared<rows>;
+  static_assert(sizeof(Shared) <= Shared::q_at);
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(shared_memory);
+  const unsigned base = address(shared_memory);
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+  if (threadIdx.x < Shared::stages) {
+    ptx::mbarrier_init(address(&shared.full[threadIdx.x]), 1);
+    ptx::mbarrier_init(address(&shared.empty[threadIdx.x]), 4);
+  }
+  ptx::mbarrier_init_fence();
+  ptx::grid_let_next_start();
+  ptx::grid_wait();
+  if (warp == 0) {
+    const Found found = find_share(a, blockIdx.x % a.columns, blockIdx.x / a.columns);
+    if (threadIdx.x == 0) shared.found = found;
+  }
+  __syncthreads();
+  if (shared.found.begin == shared.found.end) return;
+  if (warp == 4)
+    FewCodesFeed<rows>{a, shared, base}.run();
+  else
+    FewCodes<rows>{a, shared, base}.run();
+}
+
+}  // namespace attn::mla
+
+#define ATTN_MLA_FEW_CODES(NAME)                                                               \
+  constexpr attn::mla::Variant NAME##_variant =                                                \
+      attn::mla::few_codes_variants[attn::find_variant(attn::mla::few_codes_variants, #NAME)]; \
+  extern "C" __global__ void __launch_bounds__(attn::mla::few_codes_threads,                   \
+                                               attn::mla::few_codes_blocks)                    \
+      NAME(const __grid_constant__ attn_decode_kernarg kernarg) {                              \
+    attn::mla::few_codes<NAME##_variant.tile.rows()>(kernarg);                                 \
+  }
