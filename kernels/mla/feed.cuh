@@ -21,6 +21,13 @@ constexpr int records = 8;      // units on their way, and those whose sums are 
 constexpr int stat_places = 3;  // the same of parts that the first warpgroup can have ended
 enum UnitFlags { begins_part = 1, ends_part = 2, ends_block = 4, has_no_keys = 8 };
 
+__device__ __forceinline__ const attn_decode_kernarg& common(const attn_decode_sm90_kernarg& a) {
+  return a.a;
+}
+__device__ __forceinline__ const attn_decode_kernarg& common(const attn_decode_kernarg& a) {
+  return a;
+}
+
 struct UnitRecord {
   int first;      // position of its first key
   unsigned word;  // number of its part << 8 | UnitFlags

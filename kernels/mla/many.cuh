@@ -402,12 +402,6 @@ __device__ __forceinline__ void many(const attn_decode_kernarg& a, const decode:
   }
 }
 
-__device__ __forceinline__ const attn_decode_kernarg& common(const attn_decode_sm90_kernarg& a) {
-  return a.a;
-}
-__device__ __forceinline__ const attn_decode_kernarg& common(const attn_decode_kernarg& a) {
-  return a;
-}
 __device__ __forceinline__ const decode::Maps* maps_of(const attn_decode_sm90_kernarg& a) {
   return &a.map;
 }

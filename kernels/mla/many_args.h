@@ -11,12 +11,6 @@ constexpr int tile_rows = 64, latent_columns = 512;
 constexpr int many_threads = 384;
 constexpr int many_shared_bytes = 227 << 10;  // all that a block can have
 
-// Of mla_*_r8_656 and _r16_656: control, Q, weights, two units.
-constexpr int few_codes_threads = 160, few_codes_blocks = 2;  // blocks of a multiprocessor
-ATTN_HOST_DEVICE constexpr int few_codes_shared_bytes(int rows) {
-  return 1024 + 13 * rows * 128 + 2 * 64 * 656;
-}
-
 constexpr int merge_warps = 8, merge_columns = 128;  // of a block
 // What is left of the sums of the warps of a block that share a row.
 constexpr int merge_shared_bytes = merge_warps * (merge_columns + 1) * 4;

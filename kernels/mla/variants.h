@@ -1,6 +1,6 @@
 // Every kernel mla_*, one line each: decode of latent caches, where V is the first columns of K.
 // The build makes its source file from this (write_stubs.cpp), and src/kernels/mla.cpp its row of
-// the catalog. The order is the order of preference: few_variants, few_codes_variants,
+// the catalog. The order is the order of preference: few_rows_variants, few_variants,
 // many_variants.
 #ifndef ATTN_KERNELS_MLA_VARIANTS_H
 #define ATTN_KERNELS_MLA_VARIANTS_H
@@ -41,6 +41,24 @@ struct Variant {
   constexpr const char* architectures() const { return "sm_90a"; }
 };
 
+// Rows of the cache as few_rows.cuh has them in shared memory, where it reads 8 of them at once
+// from different banks.
+struct RowsOfCache {
+  int bytes, pitch;
+  int weights;  // tiles of them
+  int blocks;   // of a multiprocessor
+};
+ATTN_HOST_DEVICE constexpr RowsOfCache rows_of_cache(Rows rows) {
+  return rows == Rows::mla_656 ? RowsOfCache{656, 656, 4, 2}
+         : rows == Rows::e4m3  ? RowsOfCache{576, 592, 1, 2}
+                               : RowsOfCache{1152, 1168, 1, 1};
+}
+constexpr int few_rows_threads = 160, few_rows_stages = 2, few_rows_control = 2048;
+ATTN_HOST_DEVICE constexpr int few_rows_shared_bytes(int rows, Rows by) {
+  return few_rows_control + (9 + rows_of_cache(by).weights) * rows * 128 +
+         few_rows_stages * decode::unit_keys * rows_of_cache(by).pitch;
+}
+
 constexpr int bf16 = attn_element_bf16, f16 = attn_element_f16;
 constexpr DecodeTile d576{.head_dim = rope, .head_dim_v = 512};
 // clang-format off: a kernel is a line
@@ -60,9 +78,15 @@ constexpr Variant many_variants[] = {
     {.name = "mla_sm90_bf16_d576_r64_656", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .local_bytes = 8, .rows = Rows::mla_656},
     {.name = "mla_sm90_bf16_d576_r64_e4m3", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .local_bytes = 32, .rows = Rows::e4m3},
 };
-constexpr Variant few_codes_variants[] = {
+constexpr Variant few_rows_variants[] = {
     {.name = "mla_sm90_bf16_d576_r8_656", .type = bf16, .tile = d576.with_rows(8), .rows = Rows::mla_656},
     {.name = "mla_sm90_bf16_d576_r16_656", .type = bf16, .tile = d576.with_rows(16), .rows = Rows::mla_656},
+    {.name = "mla_sm90_bf16_d576_r8_e4m3", .type = bf16, .tile = d576.with_rows(8), .rows = Rows::e4m3},
+    {.name = "mla_sm90_bf16_d576_r16_e4m3", .type = bf16, .tile = d576.with_rows(16), .rows = Rows::e4m3},
+    {.name = "mla_sm90_bf16_d576_r8_pages", .type = bf16, .tile = d576.with_rows(8), .rows = Rows::one_by_one},
+    {.name = "mla_sm90_bf16_d576_r16_pages", .type = bf16, .tile = d576.with_rows(16), .rows = Rows::one_by_one},
+    {.name = "mla_sm90_f16_d576_r8_pages", .type = f16, .tile = d576.with_rows(8), .rows = Rows::one_by_one},
+    {.name = "mla_sm90_f16_d576_r16_pages", .type = f16, .tile = d576.with_rows(16), .rows = Rows::one_by_one},
 };
 // clang-format on
 

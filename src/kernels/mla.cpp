@@ -162,9 +162,9 @@ Status merged_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe)
   constexpr DecodeTile tile = variant.tile;
   constexpr bool many = tile.rows() == mla::tile_rows;
   static_assert(variant.latent() == mla::latent_columns);
-  constexpr int threads = many ? mla::many_threads : mla::few_codes_threads,
-                shared_bytes =
-                    many ? mla::many_shared_bytes : mla::few_codes_shared_bytes(tile.rows());
+  constexpr int threads = many ? mla::many_threads : mla::few_rows_threads,
+                shared_bytes = many ? mla::many_shared_bytes
+                                    : mla::few_rows_shared_bytes(tile.rows(), variant.rows);
   const int64_t rows = decode::rows_of<false>(p, tile);
   if (!tile.tiled && rows > tile.rows())
     return unsupported("heads_q / heads_kv * seqlen_q is ", p.group(), " * ", p.seqlen_q,
@@ -173,9 +173,12 @@ Status merged_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe)
   if (device.shared_bytes_max < shared_bytes)
     return unsupported("the device has ", device.shared_bytes_max,
                        " bytes of shared memory; accepted: from ", shared_bytes, " on");
+  // Boxes of whole units are the copy engine's faster way.
+  if (variant.rows == Rows::one_by_one && !many && decode::box_keys(p.segment[0]) >= 32)
+    recipe->passed_over = join("for pages of ", p.segment[0].page_size);
   // A block cannot be told where to run, so max_sms limits their number.
   const int64_t most = multiprocessors(p, device) *
-                       (many || p.max_sms > 0 ? 1 : mla::few_codes_blocks),
+                       (many || p.max_sms > 0 ? 1 : mla::rows_of_cache(variant.rows).blocks),
                 tiles = p.heads_kv * decode::row_tiles(rows, tile), columns = std::min(tiles, most),
                 units = std::max<int64_t>(1, ceil_div(p.segment[0].seqlen, decode::unit_keys));
   const int64_t of_column = decode::aligned(std::min(most / columns, p.batch * units), p.batch);
@@ -267,9 +270,9 @@ constinit const std::array all_rows = joined(
     rows_of_variants<std::size(mla::few_variants)>([]<size_t i>() {
       return row(mla::few_variants[i], recipe_of<few_recipe<mla::few_variants, i>>);
     }),
-    joined(rows_of_variants<std::size(mla::few_codes_variants)>([]<size_t i>() {
-             return row(mla::few_codes_variants[i],
-                        recipe_of<merged_recipe<mla::few_codes_variants, i>>);
+    joined(rows_of_variants<std::size(mla::few_rows_variants)>([]<size_t i>() {
+             return row(mla::few_rows_variants[i],
+                        recipe_of<merged_recipe<mla::few_rows_variants, i>>);
            }),
            rows_of_variants<std::size(mla::many_variants)>([]<size_t i>() {
              return row(mla::many_variants[i], recipe_of<merged_recipe<mla::many_variants, i>>);

@@ -440,10 +440,10 @@ ListsAnswer answer(attn_context* on, const Lists& in, const char* kernel) {
 constexpr attn_dtype types_of_codes[] = {ATTN_MLA_656, ATTN_F8_E4M3FN, ATTN_F8_E4M3FN_TOKEN};
 // rows: of Q, of a sequence.
 const char* kernel_of(attn_dtype type, int64_t rows) {
-  if (type != ATTN_MLA_656) return "mla_sm90_bf16_d576_r64_e4m3";
-  return rows > 16  ? "mla_sm90_bf16_d576_r64_656"
-         : rows > 8 ? "mla_sm90_bf16_d576_r16_656"
-                    : "mla_sm90_bf16_d576_r8_656";
+  const bool own = type == ATTN_MLA_656;
+  if (rows > 16) return own ? "mla_sm90_bf16_d576_r64_656" : "mla_sm90_bf16_d576_r64_e4m3";
+  if (rows > 8) return own ? "mla_sm90_bf16_d576_r16_656" : "mla_sm90_bf16_d576_r16_e4m3";
+  return own ? "mla_sm90_bf16_d576_r8_656" : "mla_sm90_bf16_d576_r8_e4m3";
 }
 
 // Of which `least` must be taken, and on a Hopper `least_slots` without copies.
@@ -481,9 +481,9 @@ void check_lists(uint64_t first, uint64_t last, uint64_t least, uint64_t least_s
                plain = in.parts.size() == 1 && in.p.softcap == 0 && in.p.fixed_split == 0;
     if (hopper && in.by_query && as_q && in.shape->dim == 576 && (few || plain)) {
       CHECK(got.slots);
-      const std::string rows = !few ? "_r64_pages" : group > 8 ? "_r16" : "_r8";
-      CHECK(got.attends ==
-            std::string("mla_sm90_") + (in.p.q_type == ATTN_F16 ? "f16" : "bf16") + "_d576" + rows);
+      const std::string rows = !few ? "_r64" : group > 8 ? "_r16" : "_r8";
+      CHECK(got.attends == std::string("mla_sm90_") + (in.p.q_type == ATTN_F16 ? "f16" : "bf16") +
+                               "_d576" + rows + (plain ? "_pages" : ""));
     }
     if (hopper && in.by_query && codes) {
       CHECK(got.slots == plain);
@@ -710,7 +710,7 @@ TEST_CASE("mla: equal bits of rows of codes over 100 runs") {
       }
       CHECK(other == 0);
     }
-    CHECK(kernels.size() == (type == ATTN_MLA_656 ? 3 : 1));
+    CHECK(kernels.size() == 3);
   }
 }
 

@@ -1,13 +1,13 @@
-// Decode of rows of 656 bytes (codes.cuh has what is in them) with few rows of Q, 8 or 16, which
-// are the N of the products: S^T = K Q^T, O^T = V^T P^T. Codes come to shared memory as they are
-// and go to the matrix unit through registers, so that nothing is written there but weights:
+// Decode of latent caches with few rows of Q, 8 or 16, which are the N of the products: S^T = K
+// Q^T, O^T = V^T P^T. Rows of the cache, each where it is, come by the copy engine as they are, a
+// unit's one behind the other, and go to the matrix unit through registers. Of rows of codes:
 //
-//   scores  codes as f16, which is exact, against Q in f16; of 128 columns each, which are then
-//           multiplied by the key's scale
-//   sums    codes as bf16 of their bits, which are 2^-120 of their values, against four tiles of
-//           weights, each times the scales of 128 columns and 2^60
+//   scores  codes as f16, which is exact, against Q in f16; of mla_656 of 128 columns each, which
+//           are then multiplied by the key's scale
+//   sums    codes as bf16 of their bits, which are 2^-120 of their values, against weights times
+//           the key's scale and 2^60; of mla_656 four tiles of weights, one for each scale
 //
-// Four warps compute, a fifth loads, and a multiprocessor has two blocks.
+// Four warps compute, a fifth loads.
 #pragma once
 #include "../ptx/bulk.h"
 #include "../ptx/convert_fp8.h"
@@ -20,11 +20,14 @@
 
 namespace attn::mla {
 
-constexpr int row_bytes = 656, row_scales_at = 512, row_rope_at = 528;
+// Of a row of mla_656.
+constexpr int row_scales_at = 512, row_rope_at = 528;
 
-template <int rows>
+template <int rows, Rows by>
 struct FewShared {
-  static constexpr int stages = 2, parts = 4;  // parts: of units that are there, and one that ends
+  static constexpr RowsOfCache cache = rows_of_cache(by);
+  static constexpr int stages = few_rows_stages;
+  static constexpr int parts = 4;  // of units that are there, and one that ends
   Barrier full[stages], empty[stages];
   struct {
     int first;  // as in UnitRecord
@@ -35,23 +38,24 @@ struct FewShared {
   alignas(16) float most[4][rows];  // of each warp: a unit's scores; when a part ends sums
   alignas(16) float q_scale[rows];  // what products of a row of Q are multiplied with
   alignas(16) int end[rows];        // of the keys that a row sees
+  float factor[by == Rows::e4m3 ? stages : 1][unit_keys];  // of the keys of codes
   Found found;
 
   // Where panels are, from the beginning of shared memory.
-  static constexpr int q_at = 1024, q_panel = rows * 128;
+  static constexpr int q_at = few_rows_control, q_panel = rows * 128;
   static constexpr int weights_at = q_at + 9 * q_panel;
-  static constexpr int ring_at = weights_at + 4 * q_panel;
-  static constexpr int stage_bytes = unit_keys * row_bytes;
-  static constexpr int bytes = ring_at + stages * stage_bytes;
+  static constexpr int ring_at = weights_at + cache.weights * q_panel;
+  static constexpr int stage_bytes = unit_keys * cache.pitch;
+  static_assert(ring_at + stages * stage_bytes == few_rows_shared_bytes(rows, by));
 };
-static_assert(FewShared<16>::bytes == few_codes_shared_bytes(16) &&
-              FewShared<8>::bytes == few_codes_shared_bytes(8));
 
 // By one warp: each lane finds two of a unit's keys, and asks for the rows that begin at its own
-// and lie one behind the other.
-template <int rows>
-struct FewCodesFeed {
-  using Shared = FewShared<rows>;
+// and, if they have no gaps in shared memory, lie one behind the other.
+template <int rows, Rows by>
+struct FewRowsFeed {
+  using Shared = FewShared<rows, by>;
+  static constexpr int row_bytes = Shared::cache.bytes, pitch = Shared::cache.pitch;
+  static constexpr int element_bytes = has_codes(by) ? 1 : 2;  // of strides
   const attn_decode_kernarg& a;
   Shared& shared;
   const unsigned base;
@@ -76,6 +80,16 @@ struct FewCodesFeed {
     }
   }
 
+  // Of codes, of a key, which is row `row` of its page or sequence.
+  __device__ __forceinline__ float factor_of(int key, int entry, int row) const {
+    const attn_decode_segment& s = a.segment[0];
+    if (s.k_type == attn_element_f8_e4m3fn_token)
+      return static_cast<const float*>(
+          s.k_scales.at)[entry * s.k_scales.batch + row * (long long)s.k_scales.seq +
+                         h * s.k_scales.head];
+    return s.k_descale.at ? *device::descale_at(s.k_descale, b, h, key) : 1;
+  }
+
   __device__ __forceinline__ void run() {
     const attn_decode_segment& s = a.segment[0];
     const Found& found = shared.found;
@@ -94,19 +108,27 @@ struct FewCodesFeed {
           first + unit_keys + a.seqlen_q > length ? part_of(a, b, tile, length, 0, 0).end : length;
       unsigned long long from[2];
       unsigned valid[2];
+      float factor[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int key = first + 32 * i + lane();
         const int row = s.block_table ? decode::slot_of(s, key) : row0 + key;
         const bool there =
             key < end && (!s.block_table || unsigned(entry[i]) < unsigned(s.num_pages));
-        from[i] = there ? reinterpret_cast<unsigned long long>(s.v) + entry[i] * s.v_stride[0] +
-                              row * s.v_stride[1] + h * s.v_stride[2]
+        from[i] = there ? reinterpret_cast<unsigned long long>(s.v) +
+                              element_bytes * (entry[i] * s.v_stride[0] + row * s.v_stride[1] +
+                                               h * s.v_stride[2])
                         : 0;
+        if constexpr (by == Rows::e4m3) factor[i] = there ? factor_of(key, entry[i], row) : 0;
         valid[i] = __ballot_sync(0xffffffff, there);
       }
       wait(shared.empty[slot], number / Shared::stages % 2 ^ 1);
       const unsigned full = address(&shared.full[slot]);
+      if constexpr (by == Rows::e4m3) {
+        shared.factor[slot][lane()] = factor[0];
+        shared.factor[slot][32 + lane()] = factor[1];
+        __syncwarp();
+      }
       if (lane() == 0) {
         auto& to = shared.unit[slot];
         to.first = first;
@@ -122,12 +144,13 @@ struct FewCodesFeed {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const unsigned long long before = __shfl_up_sync(0xffffffff, from[i], 1);
-        const bool starts = from[i] && (lane() == 0 || before + row_bytes != from[i]);
+        const bool starts =
+            from[i] && (pitch != row_bytes || lane() == 0 || before + row_bytes != from[i]);
         const unsigned breaks = (__ballot_sync(0xffffffff, starts) | ~valid[i]) >> lane() >> 1;
         const int together = breaks ? __ffs(breaks) : 32 - lane();
         if (starts)
           ptx::bulk_load(
-              base + Shared::ring_at + slot * Shared::stage_bytes + (32 * i + lane()) * row_bytes,
+              base + Shared::ring_at + slot * Shared::stage_bytes + (32 * i + lane()) * pitch,
               reinterpret_cast<const void*>(from[i]), together * row_bytes, full);
       }
       __syncwarp();
@@ -144,13 +167,18 @@ struct FewCodesFeed {
 };
 
 // Lane l of warp w has rows 8n + 2 (l % 4) + i, i = 0, 1, of keys 16w + l / 4 + 8 half, as element
-// 4n + 2 half + i; of tile m of O^T in place of keys columns 64m + 16w + 2 (l / 4) + half.
-template <int rows>
-struct FewCodes {
-  using Shared = FewShared<rows>;
+// 4n + 2 half + i; of tile m of O^T in place of keys columns 64m + 16w + 2 (l / 4) + half of codes,
+// else 64m + 16w + l / 4 + 8 half.
+template <int type, int rows, Rows by>
+struct FewRows {
+  using Shared = FewShared<rows, by>;
+  using T = device::ElementOf<type>;
+  static constexpr bool bf16 = type == attn_element_bf16, codes = has_codes(by),
+                        groups_scaled = by == Rows::mla_656;
   static constexpr int row_tiles = rows / 8, elements = rows / 2, v_tiles = latent_columns / 64;
-  static constexpr int groups = 4;           // of columns that have a scale
-  static constexpr float weights = 0x1p60f;  // see above
+  static constexpr int pitch = Shared::cache.pitch, groups = Shared::cache.weights;
+  static constexpr float weights = codes ? 0x1p60f : 1;  // see above
+  using Scales = float[2][groups];                       // of the lane's keys
   const attn_decode_kernarg& a;
   Shared& shared;
   const unsigned base;
@@ -207,6 +235,21 @@ struct FewCodes {
       const uint4 x = exists ? *reinterpret_cast<const uint4*>(from + 128 * i) : uint4{0, 0, 0, 0};
       words[i][0] = x.x, words[i][1] = x.y, words[i][2] = x.z, words[i][3] = x.w;
     }
+    if constexpr (!codes) {
+      if (chunk == 0) shared.q_scale[r] = a.scale * device::log2_e;
+#pragma unroll
+      for (int i = 0; i < panels; ++i)
+        ptx::store_shared(q_place(i) + device::chunk_offset<128>(r, chunk), words[i]);
+    } else {
+      store_q_for_codes(words, r, chunk);
+    }
+  }
+  __device__ __forceinline__ unsigned q_place(int panel) const {
+    return base + Shared::q_at + panel * Shared::q_panel;
+  }
+  template <int panels>
+  __device__ __forceinline__ void store_q_for_codes(unsigned (&words)[panels][4], int r,
+                                                    int chunk) const {
     const auto value = [](unsigned pair, int half) {
       return device::BF16::unpack((unsigned short)(pair >> 16 * half));
     };
@@ -215,9 +258,9 @@ struct FewCodes {
     for (int i = 0; i < panels; ++i)
 #pragma unroll
       for (const unsigned pair : words[i])
-        // The rope columns only need to stay finite.
+        // Rope columns in bf16 only need to stay finite.
         most = fmaxf(most, fmaxf(fabsf(value(pair, 0)), fabsf(value(pair, 1))) *
-                               (i < panels - 1 ? 1 : 0x1p-60f));
+                               (groups_scaled && i == panels - 1 ? 0x1p-60f : 1));
 #pragma unroll
     for (int step = 1; step < 8; step *= 2)
       most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, step));
@@ -226,12 +269,11 @@ struct FewCodes {
 #pragma unroll
     for (int i = 0; i < panels; ++i) {
       unsigned(&x)[4] = words[i];
-      const unsigned to = base + Shared::q_at + i * Shared::q_panel;
-      if (i == panels - 1) {
+      if (groups_scaled && i == panels - 1) {
 #pragma unroll
         for (unsigned& pair : x)
           pair = device::BF16::pack(value(pair, 0) * factor.value, value(pair, 1) * factor.value);
-        ptx::store_shared(to + device::chunk_offset<128>(r, chunk), x);
+        ptx::store_shared(q_place(i) + device::chunk_offset<128>(r, chunk), x);
         continue;
       }
 #pragma unroll
@@ -240,10 +282,11 @@ struct FewCodes {
       // The matrix unit takes pairs of 16 columns in the order 0 2 4 6, 1 3 5 7 of words of codes.
 #pragma unroll
       for (int odd = 0; odd < 2; ++odd)
-        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(
-                         to + device::chunk_offset<128>(r, chunk / 2 * 2 + odd) + chunk % 2 * 8),
-                     "r"(x[odd]), "r"(x[2 + odd])
-                     : "memory");
+        asm volatile(
+            "st.shared.v2.u32 [%0], {%1, %2};" ::"r"(
+                q_place(i) + device::chunk_offset<128>(r, chunk / 2 * 2 + odd) + chunk % 2 * 8),
+            "r"(x[odd]), "r"(x[2 + odd])
+            : "memory");
     }
   }
 
@@ -255,8 +298,7 @@ struct FewCodes {
       const unsigned word = shared.unit[slot].word;
       const PartRecord& part = shared.part[(word >> 8) % Shared::parts];
       if (word & begins_part) begin_part(part);
-      take(base + Shared::ring_at + slot * Shared::stage_bytes, shared.unit[slot].first,
-           shared.unit[slot].valid);
+      take(slot, shared.unit[slot].first, shared.unit[slot].valid);
       __syncwarp();
       if (lane() == 0) ptx::mbarrier_arrive(address(&shared.empty[slot]));
       if (word & ends_part) end_part(part);
@@ -264,17 +306,33 @@ struct FewCodes {
     }
   }
 
-  __device__ __forceinline__ void take(unsigned stage, int first, unsigned long long valid) {
+  __device__ __forceinline__ void take(unsigned slot, int first, unsigned long long valid) {
+    const unsigned stage = base + Shared::ring_at + slot * Shared::stage_bytes;
     float s[elements];
-    float4 scale[2];
+    Scales scale;
     const int own = 16 * warp() + lane() / 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      scale[half] = ptx::load_shared_floats(stage + (own + 8 * half) * row_bytes + row_scales_at);
-      // What is there may be anything.
-      if (!(valid >> (own + 8 * half) & 1)) scale[half] = {0, 0, 0, 0};
+      float(&to)[groups] = scale[half];
+      if constexpr (groups_scaled) {
+        const float4 x = ptx::load_shared_floats(stage + (own + 8 * half) * pitch + row_scales_at);
+        to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
+        // What is there may be anything.
+        if (!(valid >> (own + 8 * half) & 1))
+#pragma unroll
+          for (float& of : to) of = 0;
+      } else {
+        to[0] = codes ? shared.factor[slot][own + 8 * half] : 1;
+      }
     }
-    multiply_k(s, stage, scale);
+    if constexpr (groups_scaled)
+      multiply_k_by_groups(s, stage, scale);
+    else
+      multiply_k(s, stage);
+    if constexpr (by == Rows::e4m3) {
+#pragma unroll
+      for (int i = 0; i < elements; ++i) s[i] *= scale[i / 2 % 2][0];
+    }
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n) {
       const float2 factor = *reinterpret_cast<const float2*>(&shared.q_scale[lane_row(n)]);
@@ -295,22 +353,66 @@ struct FewCodes {
         }
       }
     }
+    if (!codes && valid != ~0ull) clear(stage, valid);
     weigh(s, scale);
     fresh = false;
     multiply_v(stage);
   }
 
-  static __device__ __forceinline__ float of_group(const float4& x, int group) {
-    return group == 0 ? x.x : group == 1 ? x.y : group == 2 ? x.z : x.w;
+  // V of keys that nobody sees may be anything, and 0 * NaN is NaN. weigh() waits for all warps.
+  __device__ __forceinline__ void clear(unsigned stage, unsigned long long valid) const {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < unit_keys * latent_columns / 8; i += 128)
+      if (const int key = i / (latent_columns / 8); !(valid >> key & 1))
+        ptx::fill_shared(stage + key * pitch + i % (latent_columns / 8) * 16, 0);
   }
 
-  // Four steps of 16 columns at once, so that these become f16 while the matrix unit has the four
-  // before.
-  __device__ __forceinline__ void multiply_k(float (&s)[elements], unsigned stage,
-                                             const float4 (&scale)[2]) const {
-    const unsigned from = stage + (16 * warp() + lane() % 16) * row_bytes + lane() / 16 * 16;
+  // Of a warp's keys, the place of a lane's part of a matrix of 16 rows and 32 bytes.
+  static __device__ __forceinline__ unsigned k_lane(unsigned stage) {
+    return stage + (16 * warp() + lane() % 16) * pitch + lane() / 16 * 16;
+  }
+  // Steps 4j and on of 16 columns of K.
+  using Steps = unsigned[4][4];
+  static __device__ __forceinline__ void load_k(Steps& f, unsigned from, int j) {
+    if constexpr (codes) {
+#pragma unroll
+      for (int two = 0; two < 2; ++two) {
+        unsigned words[4];
+        ptx::ldmatrix(words, from + 64 * j + 32 * two);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          ptx::f16_of_e4m3_word(words[i], &f[2 * two + i / 2][i % 2],
+                                &f[2 * two + i / 2][2 + i % 2]);
+      }
+    } else {
+#pragma unroll
+      for (int step = 0; step < 4; ++step) ptx::ldmatrix(f[step], from + 128 * j + 32 * step);
+    }
+  }
+  // Four steps at once, so that these are made while the matrix unit has the four before.
+  __device__ __forceinline__ void multiply_k(float (&s)[elements], unsigned stage) const {
+    const unsigned from = k_lane(stage);
     const unsigned long long q = descriptor(base + Shared::q_at);
-    unsigned f[2][4][4];
+    Steps f[2];
+#pragma unroll
+    for (int j = 0; j < 9; ++j) {
+      load_k(f[j % 2], from, j);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < 4; ++step)
+        ptx::wgmma<bf16 && !codes, false>(s, f[j % 2][step], q + step_offset(4 * j + step),
+                                          j > 0 || step > 0);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();
+    }
+    ptx::wgmma_wait<0>();
+    ptx::pin(s);
+  }
+  __device__ __forceinline__ void multiply_k_by_groups(float (&s)[elements], unsigned stage,
+                                                       const Scales& scale) const {
+    const unsigned from = k_lane(stage);
+    const unsigned long long q = descriptor(base + Shared::q_at);
+    Steps f[2];
     float t[2][elements];
 #pragma unroll
     for (int step = 0; step < 4; ++step) ptx::ldmatrix(f[1][step], from + row_rope_at + 32 * step);
@@ -321,15 +423,7 @@ struct FewCodes {
     ptx::wgmma_commit();
 #pragma unroll
     for (int j = 0; j < 2 * groups; ++j) {
-#pragma unroll
-      for (int two = 0; two < 2; ++two) {
-        unsigned words[4];
-        ptx::ldmatrix(words, from + 64 * j + 32 * two);
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          ptx::f16_of_e4m3_word(words[i], &f[j % 2][2 * two + i / 2][i % 2],
-                                &f[j % 2][2 * two + i / 2][2 + i % 2]);
-      }
+      load_k(f[j % 2], from, j);
       float(&to)[elements] = t[j / 2 % 2];
       ptx::wgmma_fence();
 #pragma unroll
@@ -345,15 +439,15 @@ struct FewCodes {
     add(s, t[(groups - 1) % 2], scale, groups - 1);
   }
   static __device__ __forceinline__ void add(float (&s)[elements], float (&t)[elements],
-                                             const float4 (&scale)[2], int group) {
+                                             const Scales& scale, int group) {
     ptx::pin(t);
 #pragma unroll
-    for (int i = 0; i < elements; ++i) s[i] = fmaf(t[i], of_group(scale[i / 2 % 2], group), s[i]);
+    for (int i = 0; i < elements; ++i) s[i] = fmaf(t[i], scale[i / 2 % 2][group], s[i]);
   }
 
   // Weights 2^(x - reference) to shared memory. A reference stays until a score exceeds it by more
   // than `slack`.
-  __device__ __forceinline__ void weigh(const float (&s)[elements], const float4 (&scale)[2]) {
+  __device__ __forceinline__ void weigh(const float (&s)[elements], const Scales& scale) {
     constexpr float slack = 8;
     meet();  // nobody reads the weights before
     if (!fresh) {
@@ -404,8 +498,7 @@ struct FewCodes {
         for (int m = 0; m < v_tiles; ++m) o[m][4 * n + i] *= shrink, o[m][4 * n + 2 + i] *= shrink;
       }
   }
-  __device__ __forceinline__ void store_weights(const float (&s)[elements],
-                                                const float4 (&scale)[2]) {
+  __device__ __forceinline__ void store_weights(const float (&s)[elements], const Scales& scale) {
     const unsigned to = base + Shared::weights_at +
                         device::chunk_offset<128>(lane() % 8, 2 * warp() + lane() / 8 % 2);
 #pragma unroll
@@ -420,48 +513,79 @@ struct FewCodes {
       }
 #pragma unroll
       for (int group = 0; group < groups; ++group)
-        ptx::stmatrix_transposed(
-            to + group * Shared::q_panel + 8 * n * 128,
-            device::BF16::pack(w[0] * of_group(scale[0], group), w[1] * of_group(scale[0], group)),
-            device::BF16::pack(w[2] * of_group(scale[1], group), w[3] * of_group(scale[1], group)));
+        ptx::stmatrix_transposed(to + group * Shared::q_panel + 8 * n * 128,
+                                 T::pack(w[0] * scale[0][group], w[1] * scale[0][group]),
+                                 T::pack(w[2] * scale[1][group], w[3] * scale[1][group]));
     }
     ptx::fence_async_shared();
   }
 
-  // o += V^T P^T. A word that a lane loads has columns 2g and 2g + 1 of two keys, g = lane / 4: row
-  // g of the matrix is column 2g, row g + 8 the one behind it.
-  __device__ __forceinline__ void multiply_v(unsigned stage) {
-    const unsigned from = stage + lane() * row_bytes + 16 * warp();
-    const unsigned long long p = descriptor(base + Shared::weights_at);
-    unsigned f[2][4][4];
-#pragma unroll
-    for (int m = 0; m < v_tiles; ++m) ptx::pin(o[m]);
-#pragma unroll
-    for (int m = 0; m < v_tiles; ++m) {
+  // Of V^T the 64 columns from 64m on. Of codes: a word that a lane loads has columns 2g and 2g + 1
+  // of two keys, g = lane / 4; row g of the matrix is column 2g, row g + 8 the one behind it.
+  static __device__ __forceinline__ void load_v(Steps& f, unsigned stage, int m) {
+    if constexpr (codes) {
+      const unsigned from = stage + lane() * pitch + 16 * warp() + 64 * m;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         unsigned words[4];
-        ptx::ldmatrix_transposed(words, from + 64 * m + half * 32 * row_bytes);
+        ptx::ldmatrix_transposed(words, from + half * 32 * pitch);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const unsigned x = words[j];
-          unsigned(&to)[4] = f[m % 2][2 * half + j / 2];
+          unsigned(&to)[4] = f[2 * half + j / 2];
           constexpr unsigned signs = 0x80008000, others = 0x07f007f0;
           to[j % 2 * 2] = (x << 8 & signs) | (x << 4 & others);
           to[j % 2 * 2 + 1] = (x & signs) | (x >> 4 & others);
         }
       }
+    } else {
+      const unsigned from = stage + (lane() % 8 + lane() / 16 * 8) * pitch + 32 * warp() +
+                            lane() / 8 % 2 * 16 + 128 * m;
+#pragma unroll
+      for (int step = 0; step < 4; ++step)
+        ptx::ldmatrix_transposed(f[step], from + step * 16 * pitch);
+    }
+  }
+  // o += V^T P^T.
+  __device__ __forceinline__ void multiply_v(unsigned stage) {
+    const unsigned long long p = descriptor(base + Shared::weights_at);
+    Steps f[2];
+#pragma unroll
+    for (int m = 0; m < v_tiles; ++m) ptx::pin(o[m]);
+#pragma unroll
+    for (int m = 0; m < v_tiles; ++m) {
+      load_v(f[m % 2], stage, m);
       ptx::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step)
-        ptx::wgmma<true, false>(o[m], f[m % 2][step],
-                                p + ((m / 2 * Shared::q_panel + step * 32) >> 4), true);
+        ptx::wgmma<bf16, false>(o[m], f[m % 2][step],
+                                p + ((m * groups / v_tiles * Shared::q_panel + step * 32) >> 4),
+                                true);
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();
     }
     ptx::wgmma_wait<0>();
 #pragma unroll
     for (int m = 0; m < v_tiles; ++m) ptx::pin(o[m]);
+  }
+  // Lanes of neighbouring columns exchange a half, so that each has pairs of adjacent ones. Returns
+  // the first one of the lane, in a tile.
+  __device__ __forceinline__ int pair_columns() {
+    const int g = lane() / 4;
+    if (codes) return 16 * warp() + 2 * g;
+    const bool odd = g % 2;
+#pragma unroll
+    for (int m = 0; m < v_tiles; ++m)
+#pragma unroll
+      for (int j = 0; j < 2 * row_tiles; ++j) {
+        float &first = o[m][j / 2 * 4 + j % 2], &second = o[m][j / 2 * 4 + j % 2 + 2];
+        const float got = __shfl_xor_sync(0xffffffff, odd ? first : second, 4);
+        if (odd)
+          first = got;
+        else
+          second = got;
+      }
+    return 16 * warp() + (odd ? 8 + g - 1 : g);
   }
 
   // A part ends: to the result, or to the workspace.
@@ -479,8 +603,8 @@ struct FewCodes {
       }
     meet();
     const Parts parts(a, shared.found.share, part.begin, part.units);
-    const int column = 16 * warp() + lane() / 4 * 2;
-    constexpr float real = 0x1p120f / weights;
+    const int column = pair_columns();
+    constexpr float real = codes ? 0x1p120f / weights : 1;
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n)
 #pragma unroll
@@ -511,9 +635,9 @@ struct FewCodes {
   }
 };
 
-template <int rows>
-__device__ __forceinline__ void few_codes(const attn_decode_kernarg& a) {
-  using Shared = FewShared<rows>;
+template <int type, int rows, Rows by>
+__device__ __forceinline__ void few_rows(const attn_decode_kernarg& a) {
+  using Shared = FewShared<rows, by>;
   static_assert(sizeof(Shared) <= Shared::q_at);
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   Shared& shared = *reinterpret_cast<Shared*>(shared_memory);
@@ -533,18 +657,21 @@ __device__ __forceinline__ void few_codes(const attn_decode_kernarg& a) {
   __syncthreads();
   if (shared.found.begin == shared.found.end) return;
   if (warp == 4)
-    FewCodesFeed<rows>{a, shared, base}.run();
+    FewRowsFeed<rows, by>{a, shared, base}.run();
   else
-    FewCodes<rows>{a, shared, base}.run();
+    FewRows<type, rows, by>{a, shared, base}.run();
 }
 
 }  // namespace attn::mla
 
-#define ATTN_MLA_FEW_CODES(NAME)                                                               \
+#define ATTN_MLA_FEW_ROWS(NAME)                                                                \
   constexpr attn::mla::Variant NAME##_variant =                                                \
-      attn::mla::few_codes_variants[attn::find_variant(attn::mla::few_codes_variants, #NAME)]; \
-  extern "C" __global__ void __launch_bounds__(attn::mla::few_codes_threads,                   \
-                                               attn::mla::few_codes_blocks)                    \
-      NAME(const __grid_constant__ attn_decode_kernarg kernarg) {                              \
-    attn::mla::few_codes<NAME##_variant.tile.rows()>(kernarg);                                 \
+      attn::mla::few_rows_variants[attn::find_variant(attn::mla::few_rows_variants, #NAME)];   \
+  extern "C" __global__ void __launch_bounds__(                                                \
+      attn::mla::few_rows_threads, attn::mla::rows_of_cache(NAME##_variant.rows).blocks)       \
+      NAME(const __grid_constant__                                                             \
+               attn::decode::Kernarg<!attn::mla::has_codes(NAME##_variant.rows)>               \
+                   kernarg) {                                                                  \
+    attn::mla::few_rows<NAME##_variant.type, NAME##_variant.tile.rows(), NAME##_variant.rows>( \
+        attn::mla::common(kernarg));                                                           \
   }
