@@ -26,6 +26,8 @@ constexpr int row_scales_at = 512, row_rope_at = 528;
 template <int rows, Rows by>
 struct FewShared {
   static constexpr RowsOfCache cache = rows_of_cache(by);
+  static constexpr int warpgroups = few_rows_warpgroups(rows);  // that compute
+  static constexpr int loaders = few_rows_loaders(rows, by);    // warps
   static constexpr int stages = few_rows_stages;
   static constexpr int parts = 4;  // of units that are there, and one that ends
   Barrier full[stages], empty[stages];
@@ -38,31 +40,38 @@ struct FewShared {
   alignas(16) float most[4][rows];  // of each warp: a unit's scores; when a part ends sums
   alignas(16) float q_scale[rows];  // what products of a row of Q are multiplied with
   alignas(16) int end[rows];        // of the keys that a row sees
+  alignas(16) float factor_of_sums[rows];
+  float reference[rows];                                   // when a part ends
   float factor[by == Rows::e4m3 ? stages : 1][unit_keys];  // of the keys of codes
   Found found;
 
   // Where panels are, from the beginning of shared memory.
   static constexpr int q_at = few_rows_control, q_panel = rows * 128;
   static constexpr int weights_at = q_at + 9 * q_panel;
-  static constexpr int ring_at = weights_at + cache.weights * q_panel;
+  static constexpr int scores_at = weights_at + cache.weights * q_panel;
+  static constexpr int ring_at = scores_at + (warpgroups - 1) * few_rows_score_bytes(rows);
   static constexpr int stage_bytes = unit_keys * cache.pitch;
   static_assert(ring_at + stages * stage_bytes == few_rows_shared_bytes(rows, by));
 };
 
-// By one warp: each lane finds two of a unit's keys, and asks for the rows that begin at its own
-// and, if they have no gaps in shared memory, lie one behind the other.
+// By each of the warps that load, for its part of a unit's keys. A lane finds one, and asks for the
+// rows that begin there and, if they have no gaps in shared memory, lie one behind the other.
 template <int rows, Rows by>
 struct FewRowsFeed {
   using Shared = FewShared<rows, by>;
   static constexpr int row_bytes = Shared::cache.bytes, pitch = Shared::cache.pitch;
   static constexpr int element_bytes = has_codes(by) ? 1 : 2;  // of strides
+  static constexpr int keys = unit_keys / Shared::loaders;
+  using Valid = std::conditional_t<keys == 32, unsigned, unsigned short>;
   const attn_decode_kernarg& a;
   Shared& shared;
   const unsigned base;
+  const int loader;  // of those
   int b, tile, unit, length, row0, h;
-  int entry[2];
+  int entry;
 
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+  __device__ __forceinline__ int own_key() const { return keys * loader + lane() % keys; }
 
   __device__ __forceinline__ void begin_sequence() {
     const Span keys = segment_span(a.segment[0].lengths, b);
@@ -71,17 +80,13 @@ struct FewRowsFeed {
   }
   __device__ __forceinline__ void look_up() {
     const attn_decode_segment& s = a.segment[0];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      entry[i] = s.lengths.cu_seqlens ? 0 : b;
-      if (!s.block_table) continue;
-      const int page = decode::page_of(s, unit * unit_keys + 32 * i + lane());
-      entry[i] = page < s.max_pages ? s.block_table[b * (long long)s.max_pages + page] : -1;
-    }
+    entry = s.lengths.cu_seqlens ? 0 : b;
+    if (!s.block_table) return;
+    const int page = decode::page_of(s, unit * unit_keys + own_key());
+    entry = page < s.max_pages ? s.block_table[b * (long long)s.max_pages + page] : -1;
   }
-
   // Of codes, of a key, which is row `row` of its page or sequence.
-  __device__ __forceinline__ float factor_of(int key, int entry, int row) const {
+  __device__ __forceinline__ float factor_of(int key, int row) const {
     const attn_decode_segment& s = a.segment[0];
     if (s.k_type == attn_element_f8_e4m3fn_token)
       return static_cast<const float*>(
@@ -101,58 +106,47 @@ struct FewRowsFeed {
 #pragma unroll 1
     for (unsigned number = 0; number < all; ++number) {
       const unsigned slot = number % Shared::stages, left = all - number;
-      const int units = units_of(length), first = unit * unit_keys;
+      const int units = units_of(length), first = unit * unit_keys, key = first + own_key();
       const bool begins = number == 0 || unit == 0, ends = unit + 1 == units || left == 1;
       // All rows see what is before the last keys.
       const int end =
           first + unit_keys + a.seqlen_q > length ? part_of(a, b, tile, length, 0, 0).end : length;
-      unsigned long long from[2];
-      unsigned valid[2];
-      float factor[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int key = first + 32 * i + lane();
-        const int row = s.block_table ? decode::slot_of(s, key) : row0 + key;
-        const bool there =
-            key < end && (!s.block_table || unsigned(entry[i]) < unsigned(s.num_pages));
-        from[i] = there ? reinterpret_cast<unsigned long long>(s.v) +
-                              element_bytes * (entry[i] * s.v_stride[0] + row * s.v_stride[1] +
-                                               h * s.v_stride[2])
-                        : 0;
-        if constexpr (by == Rows::e4m3) factor[i] = there ? factor_of(key, entry[i], row) : 0;
-        valid[i] = __ballot_sync(0xffffffff, there);
-      }
+      const int row = s.block_table ? decode::slot_of(s, key) : row0 + key;
+      const bool there =
+          lane() < keys && key < end && (!s.block_table || unsigned(entry) < unsigned(s.num_pages));
+      const unsigned long long from =
+          there ? reinterpret_cast<unsigned long long>(s.v) +
+                      element_bytes *
+                          (entry * s.v_stride[0] + row * s.v_stride[1] + h * s.v_stride[2])
+                : 0;
+      float factor = 0;
+      if (by == Rows::e4m3 && there) factor = factor_of(key, row);
+      const unsigned valid = __ballot_sync(0xffffffff, there);
       wait(shared.empty[slot], number / Shared::stages % 2 ^ 1);
       const unsigned full = address(&shared.full[slot]);
-      if constexpr (by == Rows::e4m3) {
-        shared.factor[slot][lane()] = factor[0];
-        shared.factor[slot][32 + lane()] = factor[1];
-        __syncwarp();
-      }
+      if (by == Rows::e4m3 && lane() < keys) shared.factor[slot][own_key()] = factor;
+      __syncwarp();
       if (lane() == 0) {
         auto& to = shared.unit[slot];
-        to.first = first;
-        to.word = part << 8 | (begins ? begins_part : 0u) | (ends ? ends_part : 0u) |
-                  (left == 1 ? ends_block : 0u);
-        to.valid = valid[0] | (unsigned long long)valid[1] << 32;
-        if (begins)
-          shared.part[part % Shared::parts] =
-              part_of(a, b, tile, length, found.end - left - unit, units);
-        ptx::mbarrier_arrive_expect(full, (__popc(valid[0]) + __popc(valid[1])) * row_bytes);
+        reinterpret_cast<Valid*>(&to.valid)[loader] = Valid(valid);
+        if (loader == 0) {
+          to.first = first;
+          to.word = part << 8 | (begins ? begins_part : 0u) | (ends ? ends_part : 0u) |
+                    (left == 1 ? ends_block : 0u);
+          if (begins && number > 0)
+            shared.part[part % Shared::parts] =
+                part_of(a, b, tile, length, found.end - left - unit, units);
+        }
+        ptx::mbarrier_arrive_expect(full, __popc(valid) * row_bytes);
       }
       __syncwarp();
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const unsigned long long before = __shfl_up_sync(0xffffffff, from[i], 1);
-        const bool starts =
-            from[i] && (pitch != row_bytes || lane() == 0 || before + row_bytes != from[i]);
-        const unsigned breaks = (__ballot_sync(0xffffffff, starts) | ~valid[i]) >> lane() >> 1;
-        const int together = breaks ? __ffs(breaks) : 32 - lane();
-        if (starts)
-          ptx::bulk_load(
-              base + Shared::ring_at + slot * Shared::stage_bytes + (32 * i + lane()) * pitch,
-              reinterpret_cast<const void*>(from[i]), together * row_bytes, full);
-      }
+      const unsigned long long before = __shfl_up_sync(0xffffffff, from, 1);
+      const bool starts = from && (pitch != row_bytes || lane() == 0 || before + row_bytes != from);
+      const unsigned breaks = (__ballot_sync(0xffffffff, starts) | ~valid) >> lane() >> 1;
+      const int together = breaks ? __ffs(breaks) : 32 - lane();
+      if (starts)
+        ptx::bulk_load(base + Shared::ring_at + slot * Shared::stage_bytes + own_key() * pitch,
+                       reinterpret_cast<const void*>(from), together * row_bytes, full);
       __syncwarp();
       part += ends;
       if (left == 1) return;
@@ -175,21 +169,32 @@ struct FewRows {
   using T = device::ElementOf<type>;
   static constexpr bool bf16 = type == attn_element_bf16, codes = has_codes(by),
                         groups_scaled = by == Rows::mla_656;
-  static constexpr int row_tiles = rows / 8, elements = rows / 2, v_tiles = latent_columns / 64;
+  static constexpr int warpgroups = Shared::warpgroups;
+  static constexpr bool two = warpgroups > 1;
+  static constexpr int row_tiles = rows / 8, elements = rows / 2;
+  // Of a warpgroup: row tiles of the softmax, columns of K (next to the rope columns, which are the
+  // last one's) and of V.
+  static constexpr int own_tiles = row_tiles / warpgroups, own_elements = elements / warpgroups;
+  static constexpr int own_panels = latent_columns / 64 / warpgroups, v_tiles = own_panels;
   static constexpr int pitch = Shared::cache.pitch, groups = Shared::cache.weights;
   static constexpr float weights = codes ? 0x1p60f : 1;  // see above
   using Scales = float[2][groups];                       // of the lane's keys
+  static constexpr int k_groups = groups_scaled ? groups / warpgroups : 1;
   const attn_decode_kernarg& a;
   Shared& shared;
   const unsigned base;
   int all_end;  // of the keys that all rows see
   bool fresh;
   float o[v_tiles][elements];
-  float reference[row_tiles][2], sum[row_tiles][2];
+  float reference[own_tiles][2], sum[own_tiles][2];
 
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
-  static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
-  static __device__ __forceinline__ void meet() { ptx::barrier_wait<128>(1); }
+  static __device__ __forceinline__ int warp() { return threadIdx.x / 32 % 4; }
+  static __device__ __forceinline__ int which() {  // of the warpgroups
+    return two ? __shfl_sync(0xffffffff, threadIdx.x / 128, 0) : 0;
+  }
+  static constexpr int threads = 128 * warpgroups;
+  static __device__ __forceinline__ void meet() { ptx::barrier_wait<threads>(1); }
   static __device__ __forceinline__ unsigned long long descriptor(unsigned at) {
     return ptx::wgmma_descriptor(ptx::uniform(at / 16), 0);
   }
@@ -198,10 +203,11 @@ struct FewRows {
     return (step / 4 * Shared::q_panel + step % 4 * 32) >> 4;
   }
   static __device__ __forceinline__ int lane_row(int n) { return 8 * n + lane() % 4 * 2; }
+  static __device__ __forceinline__ int own_row(int n) { return lane_row(own_tiles * which() + n); }
 
   __device__ __forceinline__ void begin_part(const PartRecord& part) {
     const Head at = part.at;
-    const int used = min(at.seqlen_q * a.group, rows);
+    const int used = min(at.seqlen_q * a.group - at.first_row, rows);
     const KeyBand seen = a.mask.band(at.seqlen_q, at.seqlen_kv);
     const auto end_of = [&](int r) {
       const Row row(a, at, min(r, used - 1));
@@ -212,7 +218,7 @@ struct FewRows {
     load_q(at, used);
     fresh = true;
 #pragma unroll
-    for (int n = 0; n < row_tiles; ++n)
+    for (int n = 0; n < own_tiles; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i) reference[n][i] = -device::infinity(), sum[n][i] = 0;
 #pragma unroll
@@ -224,10 +230,12 @@ struct FewRows {
   }
   // 8 threads per row.
   __device__ __forceinline__ void load_q(const Head& at, int used) {
+#pragma unroll 1
+    for (int r = threadIdx.x / 8; r < rows; r += threads / 8) load_row(at, r, r < used);
+  }
+  __device__ __forceinline__ void load_row(const Head& at, int r, bool exists) {
     constexpr int panels = latent_columns / 64 + 1;
-    const int r = threadIdx.x / 8, chunk = threadIdx.x % 8;
-    if (r >= rows) return;
-    const bool exists = r < used;
+    const int chunk = threadIdx.x % 8;
     const char* const from = q_address(a, at, Row(a, at, exists ? r : 0)) + 16 * chunk;
     unsigned words[panels][4];
 #pragma unroll
@@ -291,13 +299,14 @@ struct FewRows {
   }
 
   __device__ __forceinline__ void run() {
+    begin_part(shared.part[0]);
 #pragma unroll 1
     for (unsigned n = 0;; ++n) {
       const unsigned slot = n % Shared::stages;
       wait(shared.full[slot], n / Shared::stages % 2);
       const unsigned word = shared.unit[slot].word;
       const PartRecord& part = shared.part[(word >> 8) % Shared::parts];
-      if (word & begins_part) begin_part(part);
+      if (n > 0 && word & begins_part) begin_part(part);
       take(slot, shared.unit[slot].first, shared.unit[slot].valid);
       __syncwarp();
       if (lane() == 0) ptx::mbarrier_arrive(address(&shared.empty[slot]));
@@ -308,42 +317,24 @@ struct FewRows {
 
   __device__ __forceinline__ void take(unsigned slot, int first, unsigned long long valid) {
     const unsigned stage = base + Shared::ring_at + slot * Shared::stage_bytes;
-    float s[elements];
-    Scales scale;
+    float s[own_elements];
     const int own = 16 * warp() + lane() / 4;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float(&to)[groups] = scale[half];
-      if constexpr (groups_scaled) {
-        const float4 x = ptx::load_shared_floats(stage + (own + 8 * half) * pitch + row_scales_at);
-        to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
-        // What is there may be anything.
-        if (!(valid >> (own + 8 * half) & 1))
-#pragma unroll
-          for (float& of : to) of = 0;
-      } else {
-        to[0] = codes ? shared.factor[slot][own + 8 * half] : 1;
-      }
-    }
-    if constexpr (groups_scaled)
-      multiply_k_by_groups(s, stage, scale);
-    else
-      multiply_k(s, stage);
+    multiply_k_with_others(s, stage, valid);
     if constexpr (by == Rows::e4m3) {
 #pragma unroll
-      for (int i = 0; i < elements; ++i) s[i] *= scale[i / 2 % 2][0];
+      for (int i = 0; i < own_elements; ++i) s[i] *= shared.factor[slot][own + i / 2 % 2 * 8];
     }
 #pragma unroll
-    for (int n = 0; n < row_tiles; ++n) {
-      const float2 factor = *reinterpret_cast<const float2*>(&shared.q_scale[lane_row(n)]);
+    for (int n = 0; n < own_tiles; ++n) {
+      const float2 factor = *reinterpret_cast<const float2*>(&shared.q_scale[own_row(n)]);
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         s[4 * n + 2 * half] *= factor.x, s[4 * n + 2 * half + 1] *= factor.y;
     }
     if (valid != ~0ull || first + unit_keys > all_end) {
 #pragma unroll
-      for (int n = 0; n < row_tiles; ++n) {
-        const int2 end = *reinterpret_cast<const int2*>(&shared.end[lane_row(n)]);
+      for (int n = 0; n < own_tiles; ++n) {
+        const int2 end = *reinterpret_cast<const int2*>(&shared.end[own_row(n)]);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int key = own + 8 * half;
@@ -354,15 +345,40 @@ struct FewRows {
       }
     }
     if (!codes && valid != ~0ull) clear(stage, valid);
+    Scales scale;
+    if constexpr (groups_scaled) {
+      load_scales(scale, stage, valid, 0);
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        scale[half][0] = codes ? shared.factor[slot][own + 8 * half] : 1;
+    }
     weigh(s, scale);
     fresh = false;
     multiply_v(stage);
+  }
+  // Of the lane's keys, from group `first` on. Those of keys that are not there are 0.
+  template <int n>
+  static __device__ __forceinline__ void load_scales(float (&scale)[2][n], unsigned stage,
+                                                     unsigned long long valid, int first) {
+    const int own = 16 * warp() + lane() / 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const unsigned from = stage + (own + 8 * half) * pitch + row_scales_at + 4 * first;
+#pragma unroll
+      for (int i = 0; i < n; i += 2) {
+        const float2 x = ptx::load_shared_two_floats(from + 4 * i);
+        const bool there = valid >> (own + 8 * half) & 1;
+        scale[half][i] = there ? x.x : 0;
+        scale[half][i + 1] = there ? x.y : 0;
+      }
+    }
   }
 
   // V of keys that nobody sees may be anything, and 0 * NaN is NaN. weigh() waits for all warps.
   __device__ __forceinline__ void clear(unsigned stage, unsigned long long valid) const {
 #pragma unroll 1
-    for (int i = threadIdx.x; i < unit_keys * latent_columns / 8; i += 128)
+    for (int i = threadIdx.x; i < unit_keys * latent_columns / 8; i += threads)
       if (const int key = i / (latent_columns / 8); !(valid >> key & 1))
         ptx::fill_shared(stage + key * pitch + i % (latent_columns / 8) * 16, 0);
   }
@@ -389,57 +405,128 @@ struct FewRows {
       for (int step = 0; step < 4; ++step) ptx::ldmatrix(f[step], from + 128 * j + 32 * step);
     }
   }
-  // Four steps at once, so that these are made while the matrix unit has the four before.
-  __device__ __forceinline__ void multiply_k(float (&s)[elements], unsigned stage) const {
-    const unsigned from = k_lane(stage);
-    const unsigned long long q = descriptor(base + Shared::q_at);
-    Steps f[2];
+  // Products of Q with all columns, of the warpgroup's rows. Two warpgroups multiply a half of the
+  // columns each and give each other what the other one's rows have of them; nobody reads the
+  // weights before any more then.
+  __device__ __forceinline__ void multiply_k_with_others(float (&s)[own_elements], unsigned stage,
+                                                         unsigned long long valid) const {
+    float all[elements];
+    multiply_k(all, stage, valid);
+    if constexpr (!two) {
 #pragma unroll
-    for (int j = 0; j < 9; ++j) {
-      load_k(f[j % 2], from, j);
-      ptx::wgmma_fence();
+      for (int i = 0; i < elements; ++i) s[i] = all[i];
+    } else {
+      const bool second = which() > 0;
+      const unsigned mine = base + Shared::scores_at + 16 * (threadIdx.x % 128);
+      constexpr unsigned half_bytes = few_rows_score_bytes(rows) / 2;
+#pragma unroll
+      for (int i = 0; i < own_elements; i += 4) {
+        float other[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) other[j] = second ? all[i + j] : all[own_elements + i + j];
+        ptx::store_shared_floats(mine + (second ? half_bytes : 0) + i / 4 * 2048, other);
+      }
+      meet();
+#pragma unroll
+      for (int i = 0; i < own_elements; i += 4) {
+        const float4 x = ptx::load_shared_floats(mine + (second ? 0 : half_bytes) + i / 4 * 2048);
+        const float of[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          s[i + j] = (second ? all[own_elements + i + j] : all[i + j]) + of[j];
+      }
+    }
+  }
+  // Four steps at once, so that these are made while the matrix unit has the four before.
+  __device__ __forceinline__ void multiply_k(float (&s)[elements], unsigned stage,
+                                             unsigned long long valid) const {
+    constexpr int panel_columns_bytes = codes ? 64 : 128;
+    const unsigned all_from = k_lane(stage),
+                   from = all_from + which() * own_panels * panel_columns_bytes;
+    const unsigned long long q_all = descriptor(base + Shared::q_at),
+                             q = q_all + which() * step_offset(4 * own_panels);
+    const bool rope = !two || which() == warpgroups - 1;
+    constexpr bool product_bf16 = bf16 && !codes;
+    Steps f[2];
+    if constexpr (!groups_scaled) {
+#pragma unroll
+      for (int j = 0; j < own_panels; ++j) {
+        load_k(f[j % 2], from, j);
+        multiply<product_bf16>(s, f[j % 2], q + step_offset(4 * j), j > 0);
+      }
+      if (rope) {
+        load_k(f[own_panels % 2], all_from, 8);
+        multiply<product_bf16>(s, f[own_panels % 2], q_all + step_offset(32), true);
+      }
+      ptx::wgmma_wait<0>();
+      ptx::pin(s);
+    } else if constexpr (two) {
+      // No registers for sums of their own: those of the first group become what, multiplied with
+      // the second one's scale, they should be. A scale that is far smaller than the first one may
+      // be larger.
+      float scale[2][2], ratio[2];
+      load_scales(scale, stage, valid, which() * k_groups);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float least = fabsf(scale[half][0]) * 0x1p-64f;
+        float& last = scale[half][1];
+        if (fabsf(last) < least) last = least;
+        ratio[half] = last == 0 ? 0 : __fdividef(scale[half][0], last);
+      }
+#pragma unroll
+      for (int j = 0; j < own_panels; ++j) {
+        load_k(f[j % 2], from, j);
+        if (j == own_panels / 2) finish(s, ratio[0], ratio[1]);
+        multiply<false>(s, f[j % 2], q + step_offset(4 * j), j > 0);
+      }
+      finish(s, scale[0][1], scale[1][1]);
+      if (rope) {
+#pragma unroll
+        for (int step = 0; step < 4; ++step)
+          ptx::ldmatrix(f[0][step], all_from + row_rope_at + 32 * step);
+        multiply<true>(s, f[0], q_all + step_offset(32), true);
+        ptx::wgmma_wait<0>();
+        ptx::pin(s);
+      }
+    } else {
+      float scale[2][k_groups];
+      load_scales(scale, stage, valid, 0);
 #pragma unroll
       for (int step = 0; step < 4; ++step)
-        ptx::wgmma<bf16 && !codes, false>(s, f[j % 2][step], q + step_offset(4 * j + step),
-                                          j > 0 || step > 0);
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<1>();
+        ptx::ldmatrix(f[1][step], all_from + row_rope_at + 32 * step);
+      multiply<true>(s, f[1], q_all + step_offset(32), false);
+      float t[2][elements];
+#pragma unroll
+      for (int j = 0; j < 2 * k_groups; ++j) {
+        load_k(f[j % 2], from, j);
+        multiply<false>(t[j / 2 % 2], f[j % 2], q + step_offset(4 * j), j % 2 > 0);
+        if (j == 0) ptx::pin(s);
+        if (j > 0 && j % 2 == 0) add(s, t[j / 2 % 2 ^ 1], scale, j / 2 - 1);
+      }
+      ptx::wgmma_wait<0>();
+      add(s, t[(k_groups - 1) % 2], scale, k_groups - 1);
     }
+  }
+  // What is asked for comes to its end, times factors of the lane's keys.
+  static __device__ __forceinline__ void finish(float (&s)[elements], float first, float second) {
     ptx::wgmma_wait<0>();
     ptx::pin(s);
-  }
-  __device__ __forceinline__ void multiply_k_by_groups(float (&s)[elements], unsigned stage,
-                                                       const Scales& scale) const {
-    const unsigned from = k_lane(stage);
-    const unsigned long long q = descriptor(base + Shared::q_at);
-    Steps f[2];
-    float t[2][elements];
 #pragma unroll
-    for (int step = 0; step < 4; ++step) ptx::ldmatrix(f[1][step], from + row_rope_at + 32 * step);
+    for (int i = 0; i < elements; ++i) s[i] *= i / 2 % 2 ? second : first;
+  }
+  // Of 64 columns. Returns when the matrix unit has done with what was asked of it before.
+  template <bool product_bf16>
+  static __device__ __forceinline__ void multiply(float (&to)[elements], const Steps& f,
+                                                  unsigned long long q, bool adds) {
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step)
-      ptx::wgmma<true, false>(s, f[1][step], q + step_offset(32 + step), step > 0);
+      ptx::wgmma<product_bf16, false>(to, f[step], q + step_offset(step), adds || step > 0);
     ptx::wgmma_commit();
-#pragma unroll
-    for (int j = 0; j < 2 * groups; ++j) {
-      load_k(f[j % 2], from, j);
-      float(&to)[elements] = t[j / 2 % 2];
-      ptx::wgmma_fence();
-#pragma unroll
-      for (int step = 0; step < 4; ++step)
-        ptx::wgmma<false, false>(to, f[j % 2][step], q + step_offset(4 * j + step),
-                                 j % 2 > 0 || step > 0);
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<1>();
-      if (j == 0) ptx::pin(s);
-      if (j > 0 && j % 2 == 0) add(s, t[j / 2 % 2 ^ 1], scale, j / 2 - 1);
-    }
-    ptx::wgmma_wait<0>();
-    add(s, t[(groups - 1) % 2], scale, groups - 1);
+    ptx::wgmma_wait<1>();
   }
   static __device__ __forceinline__ void add(float (&s)[elements], float (&t)[elements],
-                                             const Scales& scale, int group) {
+                                             const float (&scale)[2][k_groups], int group) {
     ptx::pin(t);
 #pragma unroll
     for (int i = 0; i < elements; ++i) s[i] = fmaf(t[i], scale[i / 2 % 2][group], s[i]);
@@ -447,23 +534,23 @@ struct FewRows {
 
   // Weights 2^(x - reference) to shared memory. A reference stays until a score exceeds it by more
   // than `slack`.
-  __device__ __forceinline__ void weigh(const float (&s)[elements], const Scales& scale) {
+  __device__ __forceinline__ void weigh(const float (&s)[own_elements], const Scales& scale) {
     constexpr float slack = 8;
-    meet();  // nobody reads the weights before
+    if (!two) meet();  // nobody reads the weights before
     if (!fresh) {
       bool above = false;
-      float before[row_tiles][2];
+      float before[own_tiles][2];
 #pragma unroll
-      for (int n = 0; n < row_tiles; ++n)
+      for (int n = 0; n < own_tiles; ++n)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           above = above || fmaxf(s[4 * n + i], s[4 * n + 2 + i]) > reference[n][i] + slack;
           before[n][i] = sum[n][i];
         }
       store_weights(s, scale);
-      if (!ptx::barrier_or<128>(1, above)) return;
+      if (!ptx::barrier_or<threads>(1, above)) return;
 #pragma unroll
-      for (int n = 0; n < row_tiles; ++n)
+      for (int n = 0; n < own_tiles; ++n)
 #pragma unroll
         for (int i = 0; i < 2; ++i) sum[n][i] = before[n][i];
     }
@@ -471,38 +558,53 @@ struct FewRows {
     store_weights(s, scale);
     meet();
   }
-  __device__ __forceinline__ void move_references(const float (&s)[elements], float slack) {
+  __device__ __forceinline__ void move_references(const float (&s)[own_elements], float slack) {
 #pragma unroll
-    for (int n = 0; n < row_tiles; ++n)
+    for (int n = 0; n < own_tiles; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float most = fmaxf(s[4 * n + i], s[4 * n + 2 + i]);
 #pragma unroll
         for (int step = 4; step < 32; step *= 2)
           most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, step));
-        if (lane() < 4) shared.most[warp()][lane_row(n) + i] = most;
+        if (lane() < 4) shared.most[warp()][own_row(n) + i] = most;
       }
     meet();
 #pragma unroll
-    for (int n = 0; n < row_tiles; ++n)
+    for (int n = 0; n < own_tiles; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float most = shared.most[0][lane_row(n) + i];
+        const int r = own_row(n) + i;
+        float most = shared.most[0][r];
 #pragma unroll
-        for (int w = 1; w < 4; ++w) most = fmaxf(most, shared.most[w][lane_row(n) + i]);
+        for (int w = 1; w < 4; ++w) most = fmaxf(most, shared.most[w][r]);
         const float next = most > reference[n][i] + slack ? most : reference[n][i];
         const float shrink = next == -device::infinity() ? 1 : ptx::ex2(reference[n][i] - next);
         reference[n][i] = next;
         sum[n][i] *= shrink;
-#pragma unroll
-        for (int m = 0; m < v_tiles; ++m) o[m][4 * n + i] *= shrink, o[m][4 * n + 2 + i] *= shrink;
+        if (two) {
+          if (warp() == 0 && lane() < 4) shared.factor_of_sums[r] = shrink;
+        } else {
+          multiply_sums(n, i, shrink);
+        }
       }
+    if (!two) return;
+    meet();
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) multiply_sums(n, i, shared.factor_of_sums[lane_row(n) + i]);
   }
-  __device__ __forceinline__ void store_weights(const float (&s)[elements], const Scales& scale) {
-    const unsigned to = base + Shared::weights_at +
+  __device__ __forceinline__ void multiply_sums(int n, int i, float factor) {
+#pragma unroll
+    for (int m = 0; m < v_tiles; ++m) o[m][4 * n + i] *= factor, o[m][4 * n + 2 + i] *= factor;
+  }
+  __device__ __forceinline__ void store_weights(const float (&s)[own_elements],
+                                                const Scales& scale) {
+    const unsigned to = base + Shared::weights_at + own_tiles * which() * 8 * 128 +
                         device::chunk_offset<128>(lane() % 8, 2 * warp() + lane() / 8 % 2);
 #pragma unroll
-    for (int n = 0; n < row_tiles; ++n) {
+    for (int n = 0; n < own_tiles; ++n) {
       float w[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -548,7 +650,9 @@ struct FewRows {
   }
   // o += V^T P^T.
   __device__ __forceinline__ void multiply_v(unsigned stage) {
-    const unsigned long long p = descriptor(base + Shared::weights_at);
+    const unsigned long long p =
+        descriptor(base + Shared::weights_at + which() * (groups / warpgroups) * Shared::q_panel);
+    stage += which() * own_panels * (codes ? 64 : 128);
     Steps f[2];
 #pragma unroll
     for (int m = 0; m < v_tiles; ++m) ptx::pin(o[m]);
@@ -559,8 +663,7 @@ struct FewRows {
 #pragma unroll
       for (int step = 0; step < 4; ++step)
         ptx::wgmma<bf16, false>(o[m], f[m % 2][step],
-                                p + ((m * groups / v_tiles * Shared::q_panel + step * 32) >> 4),
-                                true);
+                                p + ((m * groups / 8 * Shared::q_panel + step * 32) >> 4), true);
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();
     }
@@ -591,19 +694,21 @@ struct FewRows {
   // A part ends: to the result, or to the workspace.
   __device__ __forceinline__ void end_part(const PartRecord& part) {
     const Head at = part.at;
-    const int used = min(at.seqlen_q * a.group, rows);
+    const int used = min(at.seqlen_q * a.group - at.first_row, rows);
 #pragma unroll
-    for (int n = 0; n < row_tiles; ++n)
+    for (int n = 0; n < own_tiles; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
 #pragma unroll
         for (int step = 4; step < 32; step *= 2)
           sum[n][i] += __shfl_xor_sync(0xffffffff, sum[n][i], step);
-        if (lane() < 4) shared.most[warp()][lane_row(n) + i] = sum[n][i];
+        if (lane() >= 4) continue;
+        shared.most[warp()][own_row(n) + i] = sum[n][i];
+        if (warp() == 0) shared.reference[own_row(n) + i] = reference[n][i];
       }
     meet();
     const Parts parts(a, shared.found.share, part.begin, part.units);
-    const int column = pair_columns();
+    const int column = 64 * own_panels * which() + pair_columns();
     constexpr float real = codes ? 0x1p120f / weights : 1;
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n)
@@ -614,7 +719,7 @@ struct FewRows {
         float all = shared.most[0][r];
 #pragma unroll
         for (int w = 1; w < 4; ++w) all += shared.most[w][r];
-        const float2 of = make_float2(reference[n][i], all);
+        const float2 of = make_float2(shared.reference[r], all);
         if (parts.count > 1) {
           const unsigned slot = 2 * blockIdx.x + (blockIdx.x / a.columns == parts.first);
           float* const to = parts.sums(slot, r) + column;
@@ -644,22 +749,33 @@ __device__ __forceinline__ void few_rows(const attn_decode_kernarg& a) {
   const unsigned base = address(shared_memory);
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   if (threadIdx.x < Shared::stages) {
-    ptx::mbarrier_init(address(&shared.full[threadIdx.x]), 1);
-    ptx::mbarrier_init(address(&shared.empty[threadIdx.x]), 4);
+    ptx::mbarrier_init(address(&shared.full[threadIdx.x]), Shared::loaders);
+    ptx::mbarrier_init(address(&shared.empty[threadIdx.x]), 4 * Shared::warpgroups);
   }
   ptx::mbarrier_init_fence();
   ptx::grid_let_next_start();
   ptx::grid_wait();
   if (warp == 0) {
     const Found found = find_share(a, blockIdx.x % a.columns, blockIdx.x / a.columns);
-    if (threadIdx.x == 0) shared.found = found;
+    if (threadIdx.x == 0) {
+      shared.found = found;
+      if (found.begin < found.end) {
+        const int length = segment_span(a.segment[0].lengths, found.b).length;
+        shared.part[0] =
+            part_of(a, found.b, found.tile, length, found.begin - found.unit, units_of(length));
+      }
+    }
   }
   __syncthreads();
   if (shared.found.begin == shared.found.end) return;
-  if (warp == 4)
-    FewRowsFeed<rows, by>{a, shared, base}.run();
-  else
+  constexpr bool two = Shared::warpgroups > 1;
+  if (warp >= 4 * Shared::warpgroups) {
+    if constexpr (two) ptx::registers_shrink<few_rows_load_registers>();
+    FewRowsFeed<rows, by>{a, shared, base, warp - 4 * Shared::warpgroups}.run();
+  } else {
+    if constexpr (two) ptx::registers_grow<few_rows_compute_registers>();
     FewRows<type, rows, by>{a, shared, base}.run();
+  }
 }
 
 }  // namespace attn::mla
@@ -668,7 +784,8 @@ __device__ __forceinline__ void few_rows(const attn_decode_kernarg& a) {
   constexpr attn::mla::Variant NAME##_variant =                                                \
       attn::mla::few_rows_variants[attn::find_variant(attn::mla::few_rows_variants, #NAME)];   \
   extern "C" __global__ void __launch_bounds__(                                                \
-      attn::mla::few_rows_threads, attn::mla::rows_of_cache(NAME##_variant.rows).blocks)       \
+      attn::mla::few_rows_threads(NAME##_variant.tile.rows(), NAME##_variant.rows),            \
+      attn::mla::few_rows_blocks(NAME##_variant.tile.rows(), NAME##_variant.rows))             \
       NAME(const __grid_constant__                                                             \
                attn::decode::Kernarg<!attn::mla::has_codes(NAME##_variant.rows)>               \
                    kernarg) {                                                                  \

@@ -46,16 +46,36 @@ struct Variant {
 struct RowsOfCache {
   int bytes, pitch;
   int weights;  // tiles of them
-  int blocks;   // of a multiprocessor
 };
 ATTN_HOST_DEVICE constexpr RowsOfCache rows_of_cache(Rows rows) {
-  return rows == Rows::mla_656 ? RowsOfCache{656, 656, 4, 2}
-         : rows == Rows::e4m3  ? RowsOfCache{576, 592, 1, 2}
-                               : RowsOfCache{1152, 1168, 1, 1};
+  return rows == Rows::mla_656 ? RowsOfCache{656, 656, 4}
+         : rows == Rows::e4m3  ? RowsOfCache{576, 592, 1}
+                               : RowsOfCache{1152, 1168, 1};
 }
-constexpr int few_rows_threads = 160, few_rows_stages = 2, few_rows_control = 2048;
+constexpr int few_rows_stages = 2, few_rows_control = 3 << 10;
+ATTN_HOST_DEVICE constexpr int few_rows_warpgroups(int rows) {  // that compute
+  return rows > 16 ? 2 : 1;
+}
+// Warps that load: for rows in any order it takes one of them 70 clocks a row to ask. Of two blocks
+// no more have registers.
+ATTN_HOST_DEVICE constexpr int few_rows_loaders(int rows, Rows by) {
+  return rows > 16 || !has_codes(by) ? 4 : 2;
+}
+ATTN_HOST_DEVICE constexpr int few_rows_threads(int rows, Rows by) {
+  return 128 * few_rows_warpgroups(rows) + 32 * few_rows_loaders(rows, by);
+}
+// Of two warpgroups, which take what the third one gives back.
+constexpr int few_rows_load_registers = 24, few_rows_compute_registers = 240;
+ATTN_HOST_DEVICE constexpr int few_rows_blocks(int rows, Rows by) {  // of a multiprocessor
+  return rows > 16 || !has_codes(by) ? 1 : 2;
+}
+// That two warpgroups give each other.
+ATTN_HOST_DEVICE constexpr int few_rows_score_bytes(int rows) {
+  return rows * decode::unit_keys * 4;
+}
 ATTN_HOST_DEVICE constexpr int few_rows_shared_bytes(int rows, Rows by) {
   return few_rows_control + (9 + rows_of_cache(by).weights) * rows * 128 +
+         (few_rows_warpgroups(rows) - 1) * few_rows_score_bytes(rows) +
          few_rows_stages * decode::unit_keys * rows_of_cache(by).pitch;
 }
 
@@ -75,14 +95,14 @@ constexpr Variant many_variants[] = {
     {.name = "mla_sm90_f16_d576_r64", .type = f16, .tile = d576.with_rows(64).of_any_rows()},
     {.name = "mla_sm90_bf16_d576_r64_pages", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .rows = Rows::one_by_one},
     {.name = "mla_sm90_f16_d576_r64_pages", .type = f16, .tile = d576.with_rows(64).of_any_rows(), .rows = Rows::one_by_one},
-    {.name = "mla_sm90_bf16_d576_r64_656", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .local_bytes = 8, .rows = Rows::mla_656},
-    {.name = "mla_sm90_bf16_d576_r64_e4m3", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .local_bytes = 32, .rows = Rows::e4m3},
 };
 constexpr Variant few_rows_variants[] = {
     {.name = "mla_sm90_bf16_d576_r8_656", .type = bf16, .tile = d576.with_rows(8), .rows = Rows::mla_656},
     {.name = "mla_sm90_bf16_d576_r16_656", .type = bf16, .tile = d576.with_rows(16), .rows = Rows::mla_656},
+    {.name = "mla_sm90_bf16_d576_r64_656", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .rows = Rows::mla_656},
     {.name = "mla_sm90_bf16_d576_r8_e4m3", .type = bf16, .tile = d576.with_rows(8), .rows = Rows::e4m3},
     {.name = "mla_sm90_bf16_d576_r16_e4m3", .type = bf16, .tile = d576.with_rows(16), .rows = Rows::e4m3},
+    {.name = "mla_sm90_bf16_d576_r64_e4m3", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .rows = Rows::e4m3},
     {.name = "mla_sm90_bf16_d576_r8_pages", .type = bf16, .tile = d576.with_rows(8), .rows = Rows::one_by_one},
     {.name = "mla_sm90_bf16_d576_r16_pages", .type = bf16, .tile = d576.with_rows(16), .rows = Rows::one_by_one},
     {.name = "mla_sm90_f16_d576_r8_pages", .type = f16, .tile = d576.with_rows(8), .rows = Rows::one_by_one},

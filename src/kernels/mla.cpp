@@ -160,9 +160,10 @@ template <const auto& variants, size_t i>
 Status merged_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   constexpr const mla::Variant& variant = variants[i];
   constexpr DecodeTile tile = variant.tile;
-  constexpr bool many = tile.rows() == mla::tile_rows;
+  constexpr bool many = tile.rows() == mla::tile_rows && !has_codes(variant.rows);
   static_assert(variant.latent() == mla::latent_columns);
-  constexpr int threads = many ? mla::many_threads : mla::few_rows_threads,
+  constexpr int threads =
+                    many ? mla::many_threads : mla::few_rows_threads(tile.rows(), variant.rows),
                 shared_bytes = many ? mla::many_shared_bytes
                                     : mla::few_rows_shared_bytes(tile.rows(), variant.rows);
   const int64_t rows = decode::rows_of<false>(p, tile);
@@ -177,8 +178,9 @@ Status merged_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe)
   if (variant.rows == Rows::one_by_one && !many && decode::box_keys(p.segment[0]) >= 32)
     recipe->passed_over = join("for pages of ", p.segment[0].page_size);
   // A block cannot be told where to run, so max_sms limits their number.
-  const int64_t most = multiprocessors(p, device) *
-                       (many || p.max_sms > 0 ? 1 : mla::rows_of_cache(variant.rows).blocks),
+  const int64_t most =
+                    multiprocessors(p, device) *
+                    (many || p.max_sms > 0 ? 1 : mla::few_rows_blocks(tile.rows(), variant.rows)),
                 tiles = p.heads_kv * decode::row_tiles(rows, tile), columns = std::min(tiles, most),
                 units = std::max<int64_t>(1, ceil_div(p.segment[0].seqlen, decode::unit_keys));
   const int64_t of_column = decode::aligned(std::min(most / columns, p.batch * units), p.batch);
@@ -254,25 +256,25 @@ constexpr Limits limits(const mla::Variant& variant) {
 }
 
 constexpr Kernel row(const mla::Variant& variant, MakeRecipe recipe) {
-  return {
-      .name = variant.name,
-      .op = Op::forward,
-      .backend = ATTN_BACKEND_CUDA,
-      .limits = limits(variant),
-      .numerics = {.weights = attn_dtype(variant.type),
-                   .lag = 8,
-                   .keys = decode::unit_keys,
-                   .rounds_kv = has_codes(variant.rows) && variant.tile.rows() == mla::tile_rows},
-      .recipe = recipe,
-      .first_images = {variant.tile.swapped ? nullptr : merge_image}};
+  return {.name = variant.name,
+          .op = Op::forward,
+          .backend = ATTN_BACKEND_CUDA,
+          .limits = limits(variant),
+          .numerics =
+              {
+                  .weights = attn_dtype(variant.type),
+                  .lag = 8,
+                  .keys = decode::unit_keys,
+              },
+          .recipe = recipe,
+          .first_images = {variant.tile.swapped ? nullptr : merge_image}};
 }
 constinit const std::array all_rows = joined(
-    rows_of_variants<std::size(mla::few_variants)>([]<size_t i>() {
-      return row(mla::few_variants[i], recipe_of<few_recipe<mla::few_variants, i>>);
+    rows_of_variants<std::size(mla::few_rows_variants)>([]<size_t i>() {
+      return row(mla::few_rows_variants[i], recipe_of<merged_recipe<mla::few_rows_variants, i>>);
     }),
-    joined(rows_of_variants<std::size(mla::few_rows_variants)>([]<size_t i>() {
-             return row(mla::few_rows_variants[i],
-                        recipe_of<merged_recipe<mla::few_rows_variants, i>>);
+    joined(rows_of_variants<std::size(mla::few_variants)>([]<size_t i>() {
+             return row(mla::few_variants[i], recipe_of<few_recipe<mla::few_variants, i>>);
            }),
            rows_of_variants<std::size(mla::many_variants)>([]<size_t i>() {
              return row(mla::many_variants[i], recipe_of<merged_recipe<mla::many_variants, i>>);
