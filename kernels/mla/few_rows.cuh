@@ -23,6 +23,14 @@ namespace attn::mla {
 // Of a row of mla_656.
 constexpr int row_scales_at = 512, row_rope_at = 528;
 
+// Where weights are, when there are none.
+template <int rows>
+struct FewRowStats {
+  float most[4][rows];  // of each warp: a unit's scores; when a part ends sums
+  float factor[rows];   // of sums
+  float reference[rows];
+};
+
 template <int rows, Rows by>
 struct FewShared {
   static constexpr RowsOfCache cache = rows_of_cache(by);
@@ -37,19 +45,15 @@ struct FewShared {
     unsigned long long valid;  // a bit for each key that is there and that some row sees
   } unit[stages];
   PartRecord part[parts];
-  alignas(16) float most[4][rows];  // of each warp: a unit's scores; when a part ends sums
   alignas(16) float q_scale[rows];  // what products of a row of Q are multiplied with
   alignas(16) int end[rows];        // of the keys that a row sees
-  alignas(16) float factor_of_sums[rows];
-  float reference[rows];                                   // when a part ends
   float factor[by == Rows::e4m3 ? stages : 1][unit_keys];  // of the keys of codes
   Found found;
 
   // Where panels are, from the beginning of shared memory.
-  static constexpr int q_at = few_rows_control, q_panel = rows * 128;
+  static constexpr int q_at = few_rows_control(by), q_panel = rows * 128;
   static constexpr int weights_at = q_at + 9 * q_panel;
-  static constexpr int scores_at = weights_at + cache.weights * q_panel;
-  static constexpr int ring_at = scores_at + (warpgroups - 1) * few_rows_score_bytes(rows);
+  static constexpr int ring_at = weights_at + cache.weights * q_panel;
   static constexpr int stage_bytes = unit_keys * cache.pitch;
   static_assert(ring_at + stages * stage_bytes == few_rows_shared_bytes(rows, by));
 };
@@ -172,14 +176,12 @@ struct FewRows {
   static constexpr int warpgroups = Shared::warpgroups;
   static constexpr bool two = warpgroups > 1;
   static constexpr int row_tiles = rows / 8, elements = rows / 2;
-  // Of a warpgroup: row tiles of the softmax, columns of K (next to the rope columns, which are the
-  // last one's) and of V.
+  // Of a warpgroup: row tiles of the scores, columns of V.
   static constexpr int own_tiles = row_tiles / warpgroups, own_elements = elements / warpgroups;
-  static constexpr int own_panels = latent_columns / 64 / warpgroups, v_tiles = own_panels;
+  static constexpr int v_tiles = latent_columns / 64 / warpgroups;
   static constexpr int pitch = Shared::cache.pitch, groups = Shared::cache.weights;
-  static constexpr float weights = codes ? 0x1p60f : 1;  // see above
+  static constexpr float weights = codes ? 0x1p60f : 1, real = codes ? 0x1p60f : 1;  // see above
   using Scales = float[2][groups];                       // of the lane's keys
-  static constexpr int k_groups = groups_scaled ? groups / warpgroups : 1;
   const attn_decode_kernarg& a;
   Shared& shared;
   const unsigned base;
@@ -203,6 +205,11 @@ struct FewRows {
     return (step / 4 * Shared::q_panel + step % 4 * 32) >> 4;
   }
   static __device__ __forceinline__ int lane_row(int n) { return 8 * n + lane() % 4 * 2; }
+  __device__ __forceinline__ FewRowStats<rows>& stats() const {
+    static_assert(sizeof(FewRowStats<rows>) <= Shared::cache.weights * Shared::q_panel);
+    return *reinterpret_cast<FewRowStats<rows>*>(reinterpret_cast<unsigned char*>(&shared) +
+                                                 Shared::weights_at);
+  }
   static __device__ __forceinline__ int own_row(int n) { return lane_row(own_tiles * which() + n); }
 
   __device__ __forceinline__ void begin_part(const PartRecord& part) {
@@ -319,10 +326,19 @@ struct FewRows {
     const unsigned stage = base + Shared::ring_at + slot * Shared::stage_bytes;
     float s[own_elements];
     const int own = 16 * warp() + lane() / 4;
-    multiply_k_with_others(s, stage, valid);
+    Scales scale;
+    if constexpr (groups_scaled) {
+      load_scales(scale, stage, valid);
+      multiply_k_by_groups(s, stage, scale);
+    } else {
+      multiply_k(s, stage);
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        scale[half][0] = codes ? shared.factor[slot][own + 8 * half] : 1;
+    }
     if constexpr (by == Rows::e4m3) {
 #pragma unroll
-      for (int i = 0; i < own_elements; ++i) s[i] *= shared.factor[slot][own + i / 2 % 2 * 8];
+      for (int i = 0; i < own_elements; ++i) s[i] *= scale[i / 2 % 2][0];
     }
 #pragma unroll
     for (int n = 0; n < own_tiles; ++n) {
@@ -345,33 +361,20 @@ struct FewRows {
       }
     }
     if (!codes && valid != ~0ull) clear(stage, valid);
-    Scales scale;
-    if constexpr (groups_scaled) {
-      load_scales(scale, stage, valid, 0);
-    } else {
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-        scale[half][0] = codes ? shared.factor[slot][own + 8 * half] : 1;
-    }
     weigh(s, scale);
     fresh = false;
     multiply_v(stage);
   }
-  // Of the lane's keys, from group `first` on. Those of keys that are not there are 0.
-  template <int n>
-  static __device__ __forceinline__ void load_scales(float (&scale)[2][n], unsigned stage,
-                                                     unsigned long long valid, int first) {
+  // Those of keys that are not there are 0.
+  static __device__ __forceinline__ void load_scales(Scales& scale, unsigned stage,
+                                                     unsigned long long valid) {
     const int own = 16 * warp() + lane() / 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const unsigned from = stage + (own + 8 * half) * pitch + row_scales_at + 4 * first;
-#pragma unroll
-      for (int i = 0; i < n; i += 2) {
-        const float2 x = ptx::load_shared_two_floats(from + 4 * i);
-        const bool there = valid >> (own + 8 * half) & 1;
-        scale[half][i] = there ? x.x : 0;
-        scale[half][i + 1] = there ? x.y : 0;
-      }
+      const float4 x = ptx::load_shared_floats(stage + (own + 8 * half) * pitch + row_scales_at);
+      const bool there = valid >> (own + 8 * half) & 1;
+      scale[half][0] = there ? x.x : 0, scale[half][1] = there ? x.y : 0;
+      scale[half][2] = there ? x.z : 0, scale[half][3] = there ? x.w : 0;
     }
   }
 
@@ -405,118 +408,50 @@ struct FewRows {
       for (int step = 0; step < 4; ++step) ptx::ldmatrix(f[step], from + 128 * j + 32 * step);
     }
   }
-  // Products of Q with all columns, of the warpgroup's rows. Two warpgroups multiply a half of the
-  // columns each and give each other what the other one's rows have of them; nobody reads the
-  // weights before any more then.
-  __device__ __forceinline__ void multiply_k_with_others(float (&s)[own_elements], unsigned stage,
-                                                         unsigned long long valid) const {
-    float all[elements];
-    multiply_k(all, stage, valid);
-    if constexpr (!two) {
-#pragma unroll
-      for (int i = 0; i < elements; ++i) s[i] = all[i];
-    } else {
-      const bool second = which() > 0;
-      const unsigned mine = base + Shared::scores_at + 16 * (threadIdx.x % 128);
-      constexpr unsigned half_bytes = few_rows_score_bytes(rows) / 2;
-#pragma unroll
-      for (int i = 0; i < own_elements; i += 4) {
-        float other[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) other[j] = second ? all[i + j] : all[own_elements + i + j];
-        ptx::store_shared_floats(mine + (second ? half_bytes : 0) + i / 4 * 2048, other);
-      }
-      meet();
-#pragma unroll
-      for (int i = 0; i < own_elements; i += 4) {
-        const float4 x = ptx::load_shared_floats(mine + (second ? 0 : half_bytes) + i / 4 * 2048);
-        const float of[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-          s[i + j] = (second ? all[own_elements + i + j] : all[i + j]) + of[j];
-      }
-    }
-  }
   // Four steps at once, so that these are made while the matrix unit has the four before.
-  __device__ __forceinline__ void multiply_k(float (&s)[elements], unsigned stage,
-                                             unsigned long long valid) const {
-    constexpr int panel_columns_bytes = codes ? 64 : 128;
-    const unsigned all_from = k_lane(stage),
-                   from = all_from + which() * own_panels * panel_columns_bytes;
-    const unsigned long long q_all = descriptor(base + Shared::q_at),
-                             q = q_all + which() * step_offset(4 * own_panels);
-    const bool rope = !two || which() == warpgroups - 1;
-    constexpr bool product_bf16 = bf16 && !codes;
+  __device__ __forceinline__ void multiply_k(float (&s)[own_elements], unsigned stage) const {
+    const unsigned from = k_lane(stage);
+    const unsigned long long q = own_q();
     Steps f[2];
-    if constexpr (!groups_scaled) {
 #pragma unroll
-      for (int j = 0; j < own_panels; ++j) {
-        load_k(f[j % 2], from, j);
-        multiply<product_bf16>(s, f[j % 2], q + step_offset(4 * j), j > 0);
-      }
-      if (rope) {
-        load_k(f[own_panels % 2], all_from, 8);
-        multiply<product_bf16>(s, f[own_panels % 2], q_all + step_offset(32), true);
-      }
-      ptx::wgmma_wait<0>();
-      ptx::pin(s);
-    } else if constexpr (two) {
-      // No registers for sums of their own: those of the first group become what, multiplied with
-      // the second one's scale, they should be. A scale that is far smaller than the first one may
-      // be larger.
-      float scale[2][2], ratio[2];
-      load_scales(scale, stage, valid, which() * k_groups);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float least = fabsf(scale[half][0]) * 0x1p-64f;
-        float& last = scale[half][1];
-        if (fabsf(last) < least) last = least;
-        ratio[half] = last == 0 ? 0 : __fdividef(scale[half][0], last);
-      }
-#pragma unroll
-      for (int j = 0; j < own_panels; ++j) {
-        load_k(f[j % 2], from, j);
-        if (j == own_panels / 2) finish(s, ratio[0], ratio[1]);
-        multiply<false>(s, f[j % 2], q + step_offset(4 * j), j > 0);
-      }
-      finish(s, scale[0][1], scale[1][1]);
-      if (rope) {
-#pragma unroll
-        for (int step = 0; step < 4; ++step)
-          ptx::ldmatrix(f[0][step], all_from + row_rope_at + 32 * step);
-        multiply<true>(s, f[0], q_all + step_offset(32), true);
-        ptx::wgmma_wait<0>();
-        ptx::pin(s);
-      }
-    } else {
-      float scale[2][k_groups];
-      load_scales(scale, stage, valid, 0);
-#pragma unroll
-      for (int step = 0; step < 4; ++step)
-        ptx::ldmatrix(f[1][step], all_from + row_rope_at + 32 * step);
-      multiply<true>(s, f[1], q_all + step_offset(32), false);
-      float t[2][elements];
-#pragma unroll
-      for (int j = 0; j < 2 * k_groups; ++j) {
-        load_k(f[j % 2], from, j);
-        multiply<false>(t[j / 2 % 2], f[j % 2], q + step_offset(4 * j), j % 2 > 0);
-        if (j == 0) ptx::pin(s);
-        if (j > 0 && j % 2 == 0) add(s, t[j / 2 % 2 ^ 1], scale, j / 2 - 1);
-      }
-      ptx::wgmma_wait<0>();
-      add(s, t[(k_groups - 1) % 2], scale, k_groups - 1);
+    for (int j = 0; j < 9; ++j) {
+      load_k(f[j % 2], from, j);
+      multiply<bf16 && !codes>(s, f[j % 2], q + step_offset(4 * j), j > 0);
     }
-  }
-  // What is asked for comes to its end, times factors of the lane's keys.
-  static __device__ __forceinline__ void finish(float (&s)[elements], float first, float second) {
     ptx::wgmma_wait<0>();
     ptx::pin(s);
+  }
+  __device__ __forceinline__ void multiply_k_by_groups(float (&s)[own_elements], unsigned stage,
+                                                       const Scales& scale) const {
+    const unsigned from = k_lane(stage);
+    const unsigned long long q = own_q();
+    Steps f[2];
+    constexpr int sums = two ? 1 : 2;  // on their way: there are no registers for more
+    float t[sums][own_elements];
 #pragma unroll
-    for (int i = 0; i < elements; ++i) s[i] *= i / 2 % 2 ? second : first;
+    for (int step = 0; step < 4; ++step) ptx::ldmatrix(f[1][step], from + row_rope_at + 32 * step);
+    multiply<true>(s, f[1], q + step_offset(32), false);
+#pragma unroll
+    for (int j = 0; j < 2 * groups; ++j) {
+      const int group = j / 2;
+      load_k(f[j % 2], from, j);
+      if (two && j > 0 && j % 2 == 0) {
+        ptx::wgmma_wait<0>();
+        add(s, t[0], scale, group - 1);
+      }
+      multiply<false>(t[group % sums], f[j % 2], q + step_offset(4 * j), j % 2 > 0);
+      if (j == 0) ptx::pin(s);
+      if (!two && j > 0 && j % 2 == 0) add(s, t[(group - 1) % sums], scale, group - 1);
+    }
+    ptx::wgmma_wait<0>();
+    add(s, t[(groups - 1) % sums], scale, groups - 1);
+  }
+  __device__ __forceinline__ unsigned long long own_q() const {
+    return descriptor(base + Shared::q_at + which() * own_tiles * 8 * 128);
   }
   // Of 64 columns. Returns when the matrix unit has done with what was asked of it before.
   template <bool product_bf16>
-  static __device__ __forceinline__ void multiply(float (&to)[elements], const Steps& f,
+  static __device__ __forceinline__ void multiply(float (&to)[own_elements], const Steps& f,
                                                   unsigned long long q, bool adds) {
     ptx::wgmma_fence();
 #pragma unroll
@@ -525,18 +460,18 @@ struct FewRows {
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
   }
-  static __device__ __forceinline__ void add(float (&s)[elements], float (&t)[elements],
-                                             const float (&scale)[2][k_groups], int group) {
+  static __device__ __forceinline__ void add(float (&s)[own_elements], float (&t)[own_elements],
+                                             const Scales& scale, int group) {
     ptx::pin(t);
 #pragma unroll
-    for (int i = 0; i < elements; ++i) s[i] = fmaf(t[i], scale[i / 2 % 2][group], s[i]);
+    for (int i = 0; i < own_elements; ++i) s[i] = fmaf(t[i], scale[i / 2 % 2][group], s[i]);
   }
 
   // Weights 2^(x - reference) to shared memory. A reference stays until a score exceeds it by more
   // than `slack`.
   __device__ __forceinline__ void weigh(const float (&s)[own_elements], const Scales& scale) {
     constexpr float slack = 8;
-    if (!two) meet();  // nobody reads the weights before
+    meet();  // nobody reads the weights before
     if (!fresh) {
       bool above = false;
       float before[own_tiles][2];
@@ -555,6 +490,7 @@ struct FewRows {
         for (int i = 0; i < 2; ++i) sum[n][i] = before[n][i];
     }
     move_references(s, slack);
+    meet();  // nobody reads what is there instead of weights
     store_weights(s, scale);
     meet();
   }
@@ -567,7 +503,7 @@ struct FewRows {
 #pragma unroll
         for (int step = 4; step < 32; step *= 2)
           most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, step));
-        if (lane() < 4) shared.most[warp()][own_row(n) + i] = most;
+        if (lane() < 4) stats().most[warp()][own_row(n) + i] = most;
       }
     meet();
 #pragma unroll
@@ -575,15 +511,15 @@ struct FewRows {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int r = own_row(n) + i;
-        float most = shared.most[0][r];
+        float most = stats().most[0][r];
 #pragma unroll
-        for (int w = 1; w < 4; ++w) most = fmaxf(most, shared.most[w][r]);
+        for (int w = 1; w < 4; ++w) most = fmaxf(most, stats().most[w][r]);
         const float next = most > reference[n][i] + slack ? most : reference[n][i];
         const float shrink = next == -device::infinity() ? 1 : ptx::ex2(reference[n][i] - next);
         reference[n][i] = next;
         sum[n][i] *= shrink;
         if (two) {
-          if (warp() == 0 && lane() < 4) shared.factor_of_sums[r] = shrink;
+          if (warp() == 0 && lane() < 4) stats().factor[r] = shrink;
         } else {
           multiply_sums(n, i, shrink);
         }
@@ -593,7 +529,7 @@ struct FewRows {
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) multiply_sums(n, i, shared.factor_of_sums[lane_row(n) + i]);
+      for (int i = 0; i < 2; ++i) multiply_sums(n, i, stats().factor[lane_row(n) + i]);
   }
   __device__ __forceinline__ void multiply_sums(int n, int i, float factor) {
 #pragma unroll
@@ -652,7 +588,7 @@ struct FewRows {
   __device__ __forceinline__ void multiply_v(unsigned stage) {
     const unsigned long long p =
         descriptor(base + Shared::weights_at + which() * (groups / warpgroups) * Shared::q_panel);
-    stage += which() * own_panels * (codes ? 64 : 128);
+    stage += which() * v_tiles * (codes ? 64 : 128);
     Steps f[2];
 #pragma unroll
     for (int m = 0; m < v_tiles; ++m) ptx::pin(o[m]);
@@ -671,30 +607,26 @@ struct FewRows {
 #pragma unroll
     for (int m = 0; m < v_tiles; ++m) ptx::pin(o[m]);
   }
-  // Lanes of neighbouring columns exchange a half, so that each has pairs of adjacent ones. Returns
-  // the first one of the lane, in a tile.
-  __device__ __forceinline__ int pair_columns() {
+  // Of a row in tile m the lane's two columns, which are adjacent: if they are not, lanes of
+  // neighbouring ones exchange one.
+  __device__ __forceinline__ float2 pair_of(int m, int n, int i) const {
+    const float first = o[m][4 * n + i], second = o[m][4 * n + 2 + i];
+    if (codes) return make_float2(first * real, second * real);
+    const bool odd = lane() / 4 % 2;
+    const float got = __shfl_xor_sync(0xffffffff, odd ? first : second, 4);
+    return odd ? make_float2(got, second) : make_float2(first, got);
+  }
+  // The first of them.
+  static __device__ __forceinline__ int pair_column() {
     const int g = lane() / 4;
-    if (codes) return 16 * warp() + 2 * g;
-    const bool odd = g % 2;
-#pragma unroll
-    for (int m = 0; m < v_tiles; ++m)
-#pragma unroll
-      for (int j = 0; j < 2 * row_tiles; ++j) {
-        float &first = o[m][j / 2 * 4 + j % 2], &second = o[m][j / 2 * 4 + j % 2 + 2];
-        const float got = __shfl_xor_sync(0xffffffff, odd ? first : second, 4);
-        if (odd)
-          first = got;
-        else
-          second = got;
-      }
-    return 16 * warp() + (odd ? 8 + g - 1 : g);
+    return 64 * v_tiles * which() + 16 * warp() + (codes ? 2 * g : g % 2 ? 8 + g - 1 : g);
   }
 
   // A part ends: to the result, or to the workspace.
   __device__ __forceinline__ void end_part(const PartRecord& part) {
     const Head at = part.at;
     const int used = min(at.seqlen_q * a.group - at.first_row, rows);
+    meet();  // nobody reads weights any more
 #pragma unroll
     for (int n = 0; n < own_tiles; ++n)
 #pragma unroll
@@ -703,37 +635,39 @@ struct FewRows {
         for (int step = 4; step < 32; step *= 2)
           sum[n][i] += __shfl_xor_sync(0xffffffff, sum[n][i], step);
         if (lane() >= 4) continue;
-        shared.most[warp()][own_row(n) + i] = sum[n][i];
-        if (warp() == 0) shared.reference[own_row(n) + i] = reference[n][i];
+        stats().most[warp()][own_row(n) + i] = sum[n][i];
+        if (warp() == 0) stats().reference[own_row(n) + i] = reference[n][i];
       }
     meet();
     const Parts parts(a, shared.found.share, part.begin, part.units);
-    const int column = 64 * own_panels * which() + pair_columns();
-    constexpr float real = codes ? 0x1p120f / weights : 1;
+    const int column = pair_column();
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int r = lane_row(n) + i;
-        if (r >= used) continue;
-        float all = shared.most[0][r];
+        const int r = min(lane_row(n) + i, used - 1);
+        const bool exists = lane_row(n) + i < used;
+        float all = stats().most[0][r];
 #pragma unroll
-        for (int w = 1; w < 4; ++w) all += shared.most[w][r];
-        const float2 of = make_float2(shared.reference[r], all);
+        for (int w = 1; w < 4; ++w) all += stats().most[w][r];
+        const float2 of = make_float2(stats().reference[r], all);
         if (parts.count > 1) {
           const unsigned slot = 2 * blockIdx.x + (blockIdx.x / a.columns == parts.first);
           float* const to = parts.sums(slot, r) + column;
 #pragma unroll
-          for (int m = 0; m < v_tiles; ++m)
-            *reinterpret_cast<float2*>(to + 64 * m) =
-                make_float2(o[m][4 * n + i] * real, o[m][4 * n + 2 + i] * real);
-          if (column == 0) *parts.stats(slot, r) = of;
+          for (int m = 0; m < v_tiles; ++m) {
+            const float2 x = pair_of(m, n, i);
+            if (exists) *reinterpret_cast<float2*>(to + 64 * m) = x;
+          }
+          if (column == 0 && exists) *parts.stats(slot, r) = of;
         } else {
           const OutRow out(a, at, r, of);
 #pragma unroll
-          for (int m = 0; m < v_tiles; ++m)
-            out.store_pair(column + 64 * m, o[m][4 * n + i] * real, o[m][4 * n + 2 + i] * real);
-          if (column == 0) out.store_lse();
+          for (int m = 0; m < v_tiles; ++m) {
+            const float2 x = pair_of(m, n, i);
+            if (exists) out.store_pair(column + 64 * m, x.x, x.y);
+          }
+          if (column == 0 && exists) out.store_lse();
         }
       }
     meet();  // before the next part's Q and sums

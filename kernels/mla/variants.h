@@ -52,7 +52,10 @@ ATTN_HOST_DEVICE constexpr RowsOfCache rows_of_cache(Rows rows) {
          : rows == Rows::e4m3  ? RowsOfCache{576, 592, 1}
                                : RowsOfCache{1152, 1168, 1};
 }
-constexpr int few_rows_stages = 2, few_rows_control = 3 << 10;
+constexpr int few_rows_stages = 2;
+ATTN_HOST_DEVICE constexpr int few_rows_control(Rows by) {
+  return by == Rows::e4m3 ? 2 << 10 : 1 << 10;
+}
 ATTN_HOST_DEVICE constexpr int few_rows_warpgroups(int rows) {  // that compute
   return rows > 16 ? 2 : 1;
 }
@@ -69,13 +72,8 @@ constexpr int few_rows_load_registers = 24, few_rows_compute_registers = 240;
 ATTN_HOST_DEVICE constexpr int few_rows_blocks(int rows, Rows by) {  // of a multiprocessor
   return rows > 16 || !has_codes(by) ? 1 : 2;
 }
-// That two warpgroups give each other.
-ATTN_HOST_DEVICE constexpr int few_rows_score_bytes(int rows) {
-  return rows * decode::unit_keys * 4;
-}
 ATTN_HOST_DEVICE constexpr int few_rows_shared_bytes(int rows, Rows by) {
-  return few_rows_control + (9 + rows_of_cache(by).weights) * rows * 128 +
-         (few_rows_warpgroups(rows) - 1) * few_rows_score_bytes(rows) +
+  return few_rows_control(by) + (9 + rows_of_cache(by).weights) * rows * 128 +
          few_rows_stages * decode::unit_keys * rows_of_cache(by).pitch;
 }
 
@@ -105,6 +103,7 @@ constexpr Variant few_rows_variants[] = {
     {.name = "mla_sm90_bf16_d576_r64_e4m3", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .rows = Rows::e4m3},
     {.name = "mla_sm90_bf16_d576_r8_pages", .type = bf16, .tile = d576.with_rows(8), .rows = Rows::one_by_one},
     {.name = "mla_sm90_bf16_d576_r16_pages", .type = bf16, .tile = d576.with_rows(16), .rows = Rows::one_by_one},
+    {.name = "mla_sm90_bf16_d576_r64_xpages", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .rows = Rows::one_by_one},
     {.name = "mla_sm90_f16_d576_r8_pages", .type = f16, .tile = d576.with_rows(8), .rows = Rows::one_by_one},
     {.name = "mla_sm90_f16_d576_r16_pages", .type = f16, .tile = d576.with_rows(16), .rows = Rows::one_by_one},
 };

@@ -160,7 +160,7 @@ template <const auto& variants, size_t i>
 Status merged_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   constexpr const mla::Variant& variant = variants[i];
   constexpr DecodeTile tile = variant.tile;
-  constexpr bool many = tile.rows() == mla::tile_rows && !has_codes(variant.rows);
+  constexpr bool many = std::size(variants) == std::size(mla::many_variants);
   static_assert(variant.latent() == mla::latent_columns);
   constexpr int threads =
                     many ? mla::many_threads : mla::few_rows_threads(tile.rows(), variant.rows),
