@@ -13,6 +13,7 @@
 #include "../ptx/convert_fp8.h"
 #include "../ptx/grid.h"
 #include "../ptx/ldmatrix.h"
+#include "../ptx/recompute.h"
 #include "../ptx/stmatrix.h"
 #include "../ptx/uniform.h"
 #include "../ptx/wgmma.h"
@@ -181,7 +182,7 @@ struct FewRows {
   static constexpr int v_tiles = latent_columns / 64 / warpgroups;
   static constexpr int pitch = Shared::cache.pitch, groups = Shared::cache.weights;
   static constexpr float weights = codes ? 0x1p60f : 1, real = codes ? 0x1p60f : 1;  // see above
-  using Scales = float[2][groups];                       // of the lane's keys
+  using Scales = float[2][groups];  // of the lane's keys
   const attn_decode_kernarg& a;
   Shared& shared;
   const unsigned base;
@@ -192,8 +193,9 @@ struct FewRows {
 
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
   static __device__ __forceinline__ int warp() { return threadIdx.x / 32 % 4; }
-  static __device__ __forceinline__ int which() {  // of the warpgroups
-    return two ? __shfl_sync(0xffffffff, threadIdx.x / 128, 0) : 0;
+  // Of the warpgroups; not kept, for registers are few.
+  static __device__ __forceinline__ int which() {
+    return two ? int(ptx::recompute(threadIdx.x)) / 128 : 0;
   }
   static constexpr int threads = 128 * warpgroups;
   static __device__ __forceinline__ void meet() { ptx::barrier_wait<threads>(1); }

@@ -156,31 +156,26 @@ Status few_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
 }
 
 // Blocks form columns, one for each row tile of a K/V head while there are enough blocks.
+struct BlockSize {
+  int threads, shared_bytes;
+  int blocks;  // of a multiprocessor
+};
 template <const auto& variants, size_t i>
-Status merged_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
+Status merged_recipe(const Problem& p, const DeviceInfo& device, const BlockSize& size,
+                     Recipe* recipe) {
   constexpr const mla::Variant& variant = variants[i];
   constexpr DecodeTile tile = variant.tile;
-  constexpr bool many = std::size(variants) == std::size(mla::many_variants);
   static_assert(variant.latent() == mla::latent_columns);
-  constexpr int threads =
-                    many ? mla::many_threads : mla::few_rows_threads(tile.rows(), variant.rows),
-                shared_bytes = many ? mla::many_shared_bytes
-                                    : mla::few_rows_shared_bytes(tile.rows(), variant.rows);
   const int64_t rows = decode::rows_of<false>(p, tile);
   if (!tile.tiled && rows > tile.rows())
     return unsupported("heads_q / heads_kv * seqlen_q is ", p.group(), " * ", p.seqlen_q,
                        "; accepted: up to ", tile.rows());
   ATTN_TRY(check_latent(p, rows, device, tile, variant.rows));
-  if (device.shared_bytes_max < shared_bytes)
+  if (device.shared_bytes_max < size.shared_bytes)
     return unsupported("the device has ", device.shared_bytes_max,
-                       " bytes of shared memory; accepted: from ", shared_bytes, " on");
-  // Boxes of whole units are the copy engine's faster way.
-  if (variant.rows == Rows::one_by_one && !many && decode::box_keys(p.segment[0]) >= 32)
-    recipe->passed_over = join("for pages of ", p.segment[0].page_size);
+                       " bytes of shared memory; accepted: from ", size.shared_bytes, " on");
   // A block cannot be told where to run, so max_sms limits their number.
-  const int64_t most =
-                    multiprocessors(p, device) *
-                    (many || p.max_sms > 0 ? 1 : mla::few_rows_blocks(tile.rows(), variant.rows)),
+  const int64_t most = multiprocessors(p, device) * (p.max_sms > 0 ? 1 : size.blocks),
                 tiles = p.heads_kv * decode::row_tiles(rows, tile), columns = std::min(tiles, most),
                 units = std::max<int64_t>(1, ceil_div(p.segment[0].seqlen, decode::unit_keys));
   const int64_t of_column = decode::aligned(std::min(most / columns, p.batch * units), p.batch);
@@ -191,7 +186,7 @@ Status merged_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe)
   attn_decode_kernarg& a = decode::common(kernarg);
   a.columns = int(columns);
   a.splits = int(shape.blocks / columns);
-  add_launch<variants, i>(p, shape, threads, shared_bytes, kernarg, recipe);
+  add_launch<variants, i>(p, shape, size.threads, size.shared_bytes, kernarg, recipe);
   if (shape.blocks == columns) return {};
   // Enough blocks for the device, of not more rows than that takes. A block of a column leaves at
   // most one row tile to others.
@@ -213,6 +208,24 @@ Status merged_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe)
                  .starts_early = true},
       .arguments = arguments_of<decode::patch<false>>(merge),
   });
+  return {};
+}
+
+template <const auto& variants, size_t i>
+Status many_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
+  constexpr BlockSize size = {mla::many_threads, mla::many_shared_bytes, 1};
+  return merged_recipe<variants, i>(p, device, size, recipe);
+}
+template <const auto& variants, size_t i>
+Status few_rows_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
+  constexpr int rows = variants[i].tile.rows();
+  constexpr Rows by = variants[i].rows;
+  constexpr BlockSize size = {mla::few_rows_threads(rows, by), mla::few_rows_shared_bytes(rows, by),
+                              mla::few_rows_blocks(rows, by)};
+  ATTN_TRY((merged_recipe<variants, i>(p, device, size, recipe)));
+  // Boxes of whole units are the copy engine's faster way.
+  if (by == Rows::one_by_one && decode::box_keys(p.segment[0]) > decode::unit_keys / 4)
+    recipe->passed_over = join("for pages of ", p.segment[0].page_size);
   return {};
 }
 
@@ -271,13 +284,13 @@ constexpr Kernel row(const mla::Variant& variant, MakeRecipe recipe) {
 }
 constinit const std::array all_rows = joined(
     rows_of_variants<std::size(mla::few_rows_variants)>([]<size_t i>() {
-      return row(mla::few_rows_variants[i], recipe_of<merged_recipe<mla::few_rows_variants, i>>);
+      return row(mla::few_rows_variants[i], recipe_of<few_rows_recipe<mla::few_rows_variants, i>>);
     }),
     joined(rows_of_variants<std::size(mla::few_variants)>([]<size_t i>() {
              return row(mla::few_variants[i], recipe_of<few_recipe<mla::few_variants, i>>);
            }),
            rows_of_variants<std::size(mla::many_variants)>([]<size_t i>() {
-             return row(mla::many_variants[i], recipe_of<merged_recipe<mla::many_variants, i>>);
+             return row(mla::many_variants[i], recipe_of<many_recipe<mla::many_variants, i>>);
            })));
 
 }  // namespace
