@@ -91,20 +91,20 @@ constexpr Variant few_variants[] = {
 constexpr Variant many_variants[] = {
     {.name = "mla_sm90_bf16_d576_r64", .type = bf16, .tile = d576.with_rows(64).of_any_rows()},
     {.name = "mla_sm90_f16_d576_r64", .type = f16, .tile = d576.with_rows(64).of_any_rows()},
-    {.name = "mla_sm90_bf16_d576_r64_pages", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .rows = Rows::one_by_one},
-    {.name = "mla_sm90_f16_d576_r64_pages", .type = f16, .tile = d576.with_rows(64).of_any_rows(), .rows = Rows::one_by_one},
-    {.name = "mla_sm90_bf16_d576_r64_656", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .local_bytes = 8, .rows = Rows::mla_656},
-    {.name = "mla_sm90_bf16_d576_r64_e4m3", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .local_bytes = 32, .rows = Rows::e4m3},
 };
 constexpr Variant few_rows_variants[] = {
     {.name = "mla_sm90_bf16_d576_r8_656", .type = bf16, .tile = d576.with_rows(8), .rows = Rows::mla_656},
     {.name = "mla_sm90_bf16_d576_r16_656", .type = bf16, .tile = d576.with_rows(16), .rows = Rows::mla_656},
+    {.name = "mla_sm90_bf16_d576_r64_656", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .rows = Rows::mla_656},
     {.name = "mla_sm90_bf16_d576_r8_e4m3", .type = bf16, .tile = d576.with_rows(8), .rows = Rows::e4m3},
     {.name = "mla_sm90_bf16_d576_r16_e4m3", .type = bf16, .tile = d576.with_rows(16), .rows = Rows::e4m3},
+    {.name = "mla_sm90_bf16_d576_r64_e4m3", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .rows = Rows::e4m3},
     {.name = "mla_sm90_bf16_d576_r8_pages", .type = bf16, .tile = d576.with_rows(8), .rows = Rows::one_by_one},
     {.name = "mla_sm90_bf16_d576_r16_pages", .type = bf16, .tile = d576.with_rows(16), .rows = Rows::one_by_one},
+    {.name = "mla_sm90_bf16_d576_r64_pages", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .rows = Rows::one_by_one},
     {.name = "mla_sm90_f16_d576_r8_pages", .type = f16, .tile = d576.with_rows(8), .rows = Rows::one_by_one},
     {.name = "mla_sm90_f16_d576_r16_pages", .type = f16, .tile = d576.with_rows(16), .rows = Rows::one_by_one},
+    {.name = "mla_sm90_f16_d576_r64_pages", .type = f16, .tile = d576.with_rows(64).of_any_rows(), .rows = Rows::one_by_one},
 };
 // clang-format on
 
