@@ -1,5 +1,5 @@
-// Units of 64 keys for many.cuh: how they are described to those who compute, their places in
-// shared memory, and the loading of rows of 16 bits.
+// Units of 64 keys: how they are described to those who compute; and for many.cuh their places in
+// shared memory and their loading.
 #pragma once
 #include "../common/lengths.cuh"
 #include "../decode/load.cuh"
@@ -21,13 +21,6 @@ constexpr int records = 8;      // units on their way, and those whose sums are 
 constexpr int stat_places = 3;  // the same of parts that the first warpgroup can have ended
 enum UnitFlags { begins_part = 1, ends_part = 2, ends_block = 4, has_no_keys = 8 };
 
-__device__ __forceinline__ const attn_decode_kernarg& common(const attn_decode_sm90_kernarg& a) {
-  return a.a;
-}
-__device__ __forceinline__ const attn_decode_kernarg& common(const attn_decode_kernarg& a) {
-  return a;
-}
-
 struct UnitRecord {
   int first;      // position of its first key
   unsigned word;  // number of its part << 8 | UnitFlags
@@ -43,57 +36,22 @@ struct PartRecord {
   unsigned begin, units;  // of the row tile, in the column's order
 };
 
-// Rows of codes on their way, of a warp that loads: see codes.cuh.
-constexpr int octet_slots = 3, octet_bytes = 8 * 256;
-constexpr int scale_slots = 4;  // of octets
-constexpr int found_units = 3;  // whose keys are asked for
-// Where a warp that looks for keys is: there are few registers for it.
-struct Walk {
-  int b, tile, unit, length, row0;
-  unsigned part;
-};
-struct Finding {
-  Walk walk[8];
-  int entry[8][64];  // of a warp's next unit, each key's in the block table
-};
-template <Rows rows>
-struct Codes {};
-template <>
-struct Codes<Rows::mla_656> : Finding {
-  float2 scale[8][scale_slots][8];      // of the octets of each warp: of a key's 128 codes each
-  const char* row[2][found_units][64];  // for each half, of a unit's keys; null: there is no key
-};
-template <>
-struct Codes<Rows::e4m3> : Finding {
-  float scale[8][scale_slots][8];
-  const char* row[2][found_units][64];
-  int factor[2][found_units][64];  // of a row: its place in the array of factors
-};
-
-// What shared memory has, for units that come as `rows`. Codes need places of their own, and with
-// three places for rope columns these come as early as codes.
-template <Rows rows>
 struct ManyShared {
-  static constexpr bool codes = has_codes(rows);
-  static constexpr int half_slots = codes ? 2 : 3, rope_slots = codes ? 3 : 2;
+  static constexpr int half_slots = 3, rope_slots = 2;
   Barrier full_half[2][half_slots], empty_half[2][half_slots];
   Barrier full_rope[rope_slots], empty_rope[rope_slots], weighed[rope_slots];
   UnitRecord unit[records];
   PartRecord part[records];
-  alignas(8) unsigned char valid[records][8];  // not by boxes: a bit for each of the unit's keys
-                                               // that is there and that some row sees
-  unsigned moved[rope_slots][4];               // whether rows of a warp have factors
-  float factor[rope_slots][64];                // of sums so far
-  float2 stats[stat_places][64];               // of a part: reference and sum of the weights
+  unsigned moved[rope_slots][4];  // whether rows of a warp have factors
+  float factor[rope_slots][64];   // of sums so far
+  float2 stats[stat_places][64];  // of a part: reference and sum of the weights
   Found found;
-  Codes<rows> of_codes;
 
   // Where panels are, from the beginning of shared memory.
-  static constexpr int q_at = codes ? 11 << 10 : 3 << 10;  // the last latent panel, the rope
+  static constexpr int q_at = 3 << 10;  // the last latent panel, the rope
   static constexpr int rope_at = q_at + 2 * panel_bytes;
   static constexpr int halves_at = rope_at + rope_slots * panel_bytes;
-  static constexpr int octets_at = halves_at + 2 * half_slots * half_bytes;
-  static constexpr int bytes = octets_at + (codes ? 8 * octet_slots * octet_bytes : 0);
+  static constexpr int bytes = halves_at + 2 * half_slots * half_bytes;
 
   static __device__ __forceinline__ unsigned half_place(unsigned base, int which, int slot) {
     return base + halves_at + (which * half_slots + slot) * half_bytes;
@@ -124,27 +82,20 @@ __device__ __forceinline__ PartRecord part_of(const attn_decode_kernarg& a, int 
           unsigned(units)};
 }
 
-// Walks over the block's units and loads one half of each. By all lanes of a warp, or (not by
-// boxes) of the warpgroup's four, each of which loads 16 keys of a unit.
-template <Rows rows>
+// Walks over the block's units and loads one half of each. By all lanes of a warp.
 struct Feed {
-  using Shared = ManyShared<rows>;
-  static constexpr bool boxes = rows == Rows::boxes;
+  using Shared = ManyShared;
   const attn_decode_kernarg& a;
-  const decode::Maps* const maps;  // of boxes
+  const decode::Maps* const maps;
   Shared& shared;
   const unsigned base;
   const int which;
   int b, tile;  // of the unit to be loaded
   int unit, length, row0, entry, h;
   unsigned part = 0;
-  unsigned long long key_row = 0;  // not by boxes: address of own_key(); 0: there is none
 
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
-  static __device__ __forceinline__ int warp() { return threadIdx.x / 32 % 4; }
-  static __device__ __forceinline__ bool leads() {
-    return (rows == Rows::one_by_one ? threadIdx.x % 128 : threadIdx.x % 32) == 0;
-  }
+  static __device__ __forceinline__ bool leads() { return lane() == 0; }
 
   // Units of the block.
   __device__ __forceinline__ unsigned all() const { return shared.found.end - shared.found.begin; }
@@ -163,15 +114,13 @@ struct Feed {
     const attn_decode_segment& s = a.segment[0];
     entry = s.lengths.cu_seqlens ? 0 : b;
     if (!s.block_table) return;
-    const int page = decode::page_of(s, unit * unit_keys + own_key());
+    const int page = decode::page_of(s, unit * unit_keys);
     entry = page < s.max_pages ? s.block_table[b * (long long)s.max_pages + page] : -1;
     if (unsigned(entry) >= unsigned(s.num_pages)) entry = s.num_pages;  // zeros come from there
   }
-  // Row by row: the lane's, in its unit.
-  static __device__ __forceinline__ int own_key() { return boxes ? 0 : 16 * warp() + lane() % 16; }
   __device__ __forceinline__ int row_of_unit() const {
     const attn_decode_segment& s = a.segment[0];
-    const int key = unit * unit_keys + own_key();
+    const int key = unit * unit_keys;
     return s.block_table ? decode::slot_of(s, key) : row0 + key;
   }
   // The half of the next unit, which has this number in the block, if there is one.
@@ -182,20 +131,15 @@ struct Feed {
     describe(number, row);
     const unsigned full = address(&shared.full_half[which][half.slot]),
                    to = Shared::half_place(base, which, half.slot);
-    if constexpr (boxes) {
-      __syncwarp();
-      ptx::mbarrier_arrive_expect_if(full, half_bytes, leads());
+    __syncwarp();
+    ptx::mbarrier_arrive_expect_if(full, half_bytes, leads());
 #pragma unroll
-      for (int i = 0; i < half_panels; ++i)
-        ptx::tma_load_if(to + i * panel_bytes, &maps[0][0].v, full, 64 * (half_panels * which + i),
-                         row, h, entry, leads());
-      // The rope columns have little time once there is a place for them. Not the latent ones: the
-      // copy engine takes as long to ask for what goes to L2 as for a load.
-      if (which == 1 && leads()) ptx::tma_prefetch(&maps[0][0].k, 0, row, h, entry);
-    } else {
-      find_key_row(number, row);
-      copy_half(to, full);
-    }
+    for (int i = 0; i < half_panels; ++i)
+      ptx::tma_load_if(to + i * panel_bytes, &maps[0][0].v, full, 64 * (half_panels * which + i),
+                       row, h, entry, leads());
+    // The rope columns have little time once there is a place for them. Not the latent ones: the
+    // copy engine takes as long to ask for what goes to L2 as for a load.
+    if (which == 1 && leads()) ptx::tma_prefetch(&maps[0][0].k, 0, row, h, entry);
     go_on(number);
   }
   // What others must know of the next unit.
@@ -204,7 +148,7 @@ struct Feed {
     const unsigned left = all() - number;
     const int units = units_of(length);
     const bool begins = number == 0 || unit == 0, ends = unit + 1 == units || left == 1,
-               none = boxes && a.segment[0].block_table && entry == a.segment[0].num_pages;
+               none = a.segment[0].block_table && entry == a.segment[0].num_pages;
     shared.unit[number % records] = {unit * unit_keys,
                                      part << 8 | (begins ? begins_part : 0u) |
                                          (ends ? ends_part : 0u) | (left == 1 ? ends_block : 0u) |
@@ -226,74 +170,16 @@ struct Feed {
     look_up();
     __syncwarp();
   }
-  // row: of the lane's key in its page.
-  __device__ __forceinline__ void find_key_row(unsigned number, int row) {
-    const attn_decode_segment& s = a.segment[0];
-    const int first = unit * unit_keys;
-    // Values of keys that no row sees may be anything, and 0 * NaN is NaN. All rows see what is
-    // before the last keys.
-    const int end =
-        first + unit_keys + a.seqlen_q > length ? part_of(a, b, tile, length, 0, 0).end : length;
-    const bool there =
-        first + own_key() < end && !(s.block_table && unsigned(entry) >= unsigned(s.num_pages));
-    key_row = there ? reinterpret_cast<unsigned long long>(s.v) +
-                          2 * (entry * s.v_stride[0] + row * s.v_stride[1] + h * s.v_stride[2])
-                    : 0;
-    if (which == 0) return;
-    const unsigned valid = __ballot_sync(0xffffffff, there);
-    if (lane() == 0)
-      reinterpret_cast<unsigned short*>(shared.valid[number % records])[warp()] =
-          (unsigned short)valid;
-    // Its rope columns are asked for a unit later, and have less time then.
-    if (there && lane() < 16)
-      ptx::prefetch_l2(reinterpret_cast<const char*>(key_row) + 2 * latent_columns);
-  }
-  // The half of each of the warp's rows at once; a key that is not there becomes zeros.
-  __device__ __forceinline__ void copy_half(unsigned to, unsigned full) const {
-    constexpr int half_row = 2 * latent_columns / 2;  // bytes: 16 of each lane
-    to += lane() / 8 * panel_bytes + 16 * warp() * 128;
-#pragma unroll
-    for (int r = 0; r < 16; ++r) {
-      const unsigned long long from = __shfl_sync(0xffffffff, key_row, r);
-      ptx::cp_async_16(to + device::chunk_offset<128>(r, lane() % 8),
-                       reinterpret_cast<const char*>(from) + which * half_row + 16 * lane(),
-                       from != 0);
-    }
-    arrive(full);
-  }
-  __device__ __forceinline__ void copy_rope(unsigned to, unsigned full) const {
-    to += 16 * warp() * 128;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int r = 4 * i + lane() / 8;
-      const unsigned long long from = __shfl_sync(0xffffffff, key_row, r);
-      ptx::cp_async_16(to + device::chunk_offset<128>(r, lane() % 8),
-                       reinterpret_cast<const char*>(from) + 2 * latent_columns + 16 * (lane() % 8),
-                       from != 0);
-    }
-    arrive(full);
-  }
-  // Of each thread when its copies are there, and of each warp after its other stores.
-  __device__ __forceinline__ void arrive(unsigned full) const {
-    ptx::cp_async_arrive(full);
-    __syncwarp();
-    if (lane() == 0) ptx::mbarrier_arrive(full);
-  }
-
-  // The rope columns of a unit whose half is on its way; row by row: of the last one.
+  // The rope columns of a unit whose half is on its way.
   __device__ __forceinline__ void load_rope(unsigned number, const Place& rope_slot) {
     if (number >= all()) return;
     wait(shared.empty_rope[rope_slot.slot], rope_slot.parity);
     const unsigned full = address(&shared.full_rope[rope_slot.slot]),
                    to = Shared::rope_place(base, rope_slot.slot);
-    if constexpr (!boxes) {
-      copy_rope(to, full);
-    } else {
-      const UnitRecord of = shared.unit[number % records];
-      const int h = shared.part[(of.word >> 8) % records].at.h;
-      ptx::mbarrier_arrive_expect_if(full, panel_bytes, leads());
-      ptx::tma_load_if(to, &maps[0][0].k, full, 0, of.row, h, of.entry, leads());
-    }
+    const UnitRecord of = shared.unit[number % records];
+    const int h = shared.part[(of.word >> 8) % records].at.h;
+    ptx::mbarrier_arrive_expect_if(full, panel_bytes, leads());
+    ptx::tma_load_if(to, &maps[0][0].k, full, 0, of.row, h, of.entry, leads());
   }
 };
 

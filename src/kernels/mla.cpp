@@ -217,11 +217,11 @@ Status many_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   return merged_recipe<variants, i>(p, device, size, recipe);
 }
 template <const auto& variants, size_t i>
-Status few_rows_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
+Status by_rows_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   constexpr int rows = variants[i].tile.rows();
   constexpr Rows by = variants[i].rows;
-  constexpr BlockSize size = {mla::few_rows_threads(rows, by), mla::few_rows_shared_bytes(rows, by),
-                              mla::few_rows_blocks(rows, by)};
+  constexpr BlockSize size = {mla::by_rows_threads(rows, by), mla::by_rows_shared_bytes(rows, by),
+                              mla::by_rows_blocks(rows, by)};
   ATTN_TRY((merged_recipe<variants, i>(p, device, size, recipe)));
   // Boxes of whole units are the copy engine's faster way.
   if (by == Rows::one_by_one && decode::box_keys(p.segment[0]) > decode::unit_keys / 4)
@@ -283,8 +283,8 @@ constexpr Kernel row(const mla::Variant& variant, MakeRecipe recipe) {
           .first_images = {variant.tile.swapped ? nullptr : merge_image}};
 }
 constinit const std::array all_rows = joined(
-    rows_of_variants<std::size(mla::few_rows_variants)>([]<size_t i>() {
-      return row(mla::few_rows_variants[i], recipe_of<few_rows_recipe<mla::few_rows_variants, i>>);
+    rows_of_variants<std::size(mla::by_rows_variants)>([]<size_t i>() {
+      return row(mla::by_rows_variants[i], recipe_of<by_rows_recipe<mla::by_rows_variants, i>>);
     }),
     joined(rows_of_variants<std::size(mla::few_variants)>([]<size_t i>() {
              return row(mla::few_variants[i], recipe_of<few_recipe<mla::few_variants, i>>);

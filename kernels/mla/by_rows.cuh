@@ -1,13 +1,15 @@
-// Decode of latent caches with few rows of Q, 8 or 16, which are the N of the products: S^T = K
-// Q^T, O^T = V^T P^T. Rows of the cache, each where it is, come by the copy engine as they are, a
-// unit's one behind the other, and go to the matrix unit through registers. Of rows of codes:
+// Decode of latent caches whose rows are loaded each from where it is: pages of any size, and rows
+// of codes. Rows of Q, up to 8, 16 or 64 of them, are the N of the products: S^T = K Q^T,
+// O^T = V^T P^T. Rows of the cache come by the copy engine as they are, a unit's one behind the
+// other, and go to the matrix unit through registers. Of rows of codes:
 //
 //   scores  codes as f16, which is exact, against Q in f16; of mla_656 of 128 columns each, which
 //           are then multiplied by the key's scale
 //   sums    codes as bf16 of their bits, which are 2^-120 of their values, against weights times
 //           the key's scale and 2^60; of mla_656 four tiles of weights, one for each scale
 //
-// Four warps compute, a fifth loads.
+// One warpgroup computes; of 64 rows two, each the scores of its half of the rows and the sums of
+// its half of the latent columns. More warps load.
 #pragma once
 #include "../ptx/bulk.h"
 #include "../ptx/convert_fp8.h"
@@ -21,23 +23,30 @@
 
 namespace attn::mla {
 
+__device__ __forceinline__ const attn_decode_kernarg& common(const attn_decode_sm90_kernarg& a) {
+  return a.a;
+}
+__device__ __forceinline__ const attn_decode_kernarg& common(const attn_decode_kernarg& a) {
+  return a;
+}
+
 // Of a row of mla_656.
 constexpr int row_scales_at = 512, row_rope_at = 528;
 
 // Where weights are, when there are none.
 template <int rows>
-struct FewRowStats {
+struct ByRowsStats {
   float most[4][rows];  // of each warp: a unit's scores; when a part ends sums
   float factor[rows];   // of sums
   float reference[rows];
 };
 
 template <int rows, Rows by>
-struct FewShared {
+struct ByRowsShared {
   static constexpr RowsOfCache cache = rows_of_cache(by);
-  static constexpr int warpgroups = few_rows_warpgroups(rows);  // that compute
-  static constexpr int loaders = few_rows_loaders(rows, by);    // warps
-  static constexpr int stages = few_rows_stages;
+  static constexpr int warpgroups = by_rows_warpgroups(rows);  // that compute
+  static constexpr int loaders = by_rows_loaders(rows, by);    // warps
+  static constexpr int stages = by_rows_stages;
   static constexpr int parts = 4;  // of units that are there, and one that ends
   Barrier full[stages], empty[stages];
   struct {
@@ -52,18 +61,18 @@ struct FewShared {
   Found found;
 
   // Where panels are, from the beginning of shared memory.
-  static constexpr int q_at = few_rows_control(by), q_panel = rows * 128;
+  static constexpr int q_at = by_rows_control(by), q_panel = rows * 128;
   static constexpr int weights_at = q_at + 9 * q_panel;
   static constexpr int ring_at = weights_at + cache.weights * q_panel;
   static constexpr int stage_bytes = unit_keys * cache.pitch;
-  static_assert(ring_at + stages * stage_bytes == few_rows_shared_bytes(rows, by));
+  static_assert(ring_at + stages * stage_bytes == by_rows_shared_bytes(rows, by));
 };
 
 // By each of the warps that load, for its part of a unit's keys. A lane finds one, and asks for the
 // rows that begin there and, if they have no gaps in shared memory, lie one behind the other.
 template <int rows, Rows by>
-struct FewRowsFeed {
-  using Shared = FewShared<rows, by>;
+struct ByRowsFeed {
+  using Shared = ByRowsShared<rows, by>;
   static constexpr int row_bytes = Shared::cache.bytes, pitch = Shared::cache.pitch;
   static constexpr int element_bytes = has_codes(by) ? 1 : 2;  // of strides
   static constexpr int keys = unit_keys / Shared::loaders;
@@ -169,8 +178,8 @@ struct FewRowsFeed {
 // 4n + 2 half + i; of tile m of O^T in place of keys columns 64m + 16w + 2 (l / 4) + half of codes,
 // else 64m + 16w + l / 4 + 8 half.
 template <int type, int rows, Rows by>
-struct FewRows {
-  using Shared = FewShared<rows, by>;
+struct ByRows {
+  using Shared = ByRowsShared<rows, by>;
   using T = device::ElementOf<type>;
   static constexpr bool bf16 = type == attn_element_bf16, codes = has_codes(by),
                         groups_scaled = by == Rows::mla_656;
@@ -207,9 +216,9 @@ struct FewRows {
     return (step / 4 * Shared::q_panel + step % 4 * 32) >> 4;
   }
   static __device__ __forceinline__ int lane_row(int n) { return 8 * n + lane() % 4 * 2; }
-  __device__ __forceinline__ FewRowStats<rows>& stats() const {
-    static_assert(sizeof(FewRowStats<rows>) <= Shared::cache.weights * Shared::q_panel);
-    return *reinterpret_cast<FewRowStats<rows>*>(reinterpret_cast<unsigned char*>(&shared) +
+  __device__ __forceinline__ ByRowsStats<rows>& stats() const {
+    static_assert(sizeof(ByRowsStats<rows>) <= Shared::cache.weights * Shared::q_panel);
+    return *reinterpret_cast<ByRowsStats<rows>*>(reinterpret_cast<unsigned char*>(&shared) +
                                                  Shared::weights_at);
   }
   static __device__ __forceinline__ int own_row(int n) { return lane_row(own_tiles * which() + n); }
@@ -677,8 +686,8 @@ struct FewRows {
 };
 
 template <int type, int rows, Rows by>
-__device__ __forceinline__ void few_rows(const attn_decode_kernarg& a) {
-  using Shared = FewShared<rows, by>;
+__device__ __forceinline__ void by_rows(const attn_decode_kernarg& a) {
+  using Shared = ByRowsShared<rows, by>;
   static_assert(sizeof(Shared) <= Shared::q_at);
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   Shared& shared = *reinterpret_cast<Shared*>(shared_memory);
@@ -706,25 +715,25 @@ __device__ __forceinline__ void few_rows(const attn_decode_kernarg& a) {
   if (shared.found.begin == shared.found.end) return;
   constexpr bool two = Shared::warpgroups > 1;
   if (warp >= 4 * Shared::warpgroups) {
-    if constexpr (two) ptx::registers_shrink<few_rows_load_registers>();
-    FewRowsFeed<rows, by>{a, shared, base, warp - 4 * Shared::warpgroups}.run();
+    if constexpr (two) ptx::registers_shrink<by_rows_load_registers>();
+    ByRowsFeed<rows, by>{a, shared, base, warp - 4 * Shared::warpgroups}.run();
   } else {
-    if constexpr (two) ptx::registers_grow<few_rows_compute_registers>();
-    FewRows<type, rows, by>{a, shared, base}.run();
+    if constexpr (two) ptx::registers_grow<by_rows_compute_registers>();
+    ByRows<type, rows, by>{a, shared, base}.run();
   }
 }
 
 }  // namespace attn::mla
 
-#define ATTN_MLA_FEW_ROWS(NAME)                                                                \
-  constexpr attn::mla::Variant NAME##_variant =                                                \
-      attn::mla::few_rows_variants[attn::find_variant(attn::mla::few_rows_variants, #NAME)];   \
-  extern "C" __global__ void __launch_bounds__(                                                \
-      attn::mla::few_rows_threads(NAME##_variant.tile.rows(), NAME##_variant.rows),            \
-      attn::mla::few_rows_blocks(NAME##_variant.tile.rows(), NAME##_variant.rows))             \
-      NAME(const __grid_constant__                                                             \
-               attn::decode::Kernarg<!attn::mla::has_codes(NAME##_variant.rows)>               \
-                   kernarg) {                                                                  \
-    attn::mla::few_rows<NAME##_variant.type, NAME##_variant.tile.rows(), NAME##_variant.rows>( \
-        attn::mla::common(kernarg));                                                           \
+#define ATTN_MLA_BY_ROWS(NAME)                                                                \
+  constexpr attn::mla::Variant NAME##_variant =                                               \
+      attn::mla::by_rows_variants[attn::find_variant(attn::mla::by_rows_variants, #NAME)];    \
+  extern "C" __global__ void __launch_bounds__(                                               \
+      attn::mla::by_rows_threads(NAME##_variant.tile.rows(), NAME##_variant.rows),            \
+      attn::mla::by_rows_blocks(NAME##_variant.tile.rows(), NAME##_variant.rows))             \
+      NAME(const __grid_constant__                                                            \
+               attn::decode::Kernarg<!attn::mla::has_codes(NAME##_variant.rows)>              \
+                   kernarg) {                                                                 \
+    attn::mla::by_rows<NAME##_variant.type, NAME##_variant.tile.rows(), NAME##_variant.rows>( \
+        attn::mla::common(kernarg));                                                          \
   }
