@@ -36,15 +36,18 @@ struct PartRecord {
   unsigned begin, units;  // of the row tile, in the column's order
 };
 
+template <Rows rows>
 struct ManyShared {
   static constexpr int half_slots = 3, rope_slots = 2;
   Barrier full_half[2][half_slots], empty_half[2][half_slots];
   Barrier full_rope[rope_slots], empty_rope[rope_slots], weighed[rope_slots];
   UnitRecord unit[records];
   PartRecord part[records];
-  unsigned moved[rope_slots][4];  // whether rows of a warp have factors
-  float factor[rope_slots][64];   // of sums so far
-  float2 stats[stat_places][64];  // of a part: reference and sum of the weights
+  alignas(8) unsigned char valid[records][8];  // not by boxes: a bit for each of the unit's keys
+                                               // that is there and that some row sees
+  unsigned moved[rope_slots][4];               // whether rows of a warp have factors
+  float factor[rope_slots][64];                // of sums so far
+  float2 stats[stat_places][64];               // of a part: reference and sum of the weights
   Found found;
 
   // Where panels are, from the beginning of shared memory.
@@ -82,20 +85,27 @@ __device__ __forceinline__ PartRecord part_of(const attn_decode_kernarg& a, int 
           unsigned(units)};
 }
 
-// Walks over the block's units and loads one half of each. By all lanes of a warp.
+// Walks over the block's units and loads one half of each. By all lanes of a warp, or (not by
+// boxes) of the warpgroup's four, each of which loads 16 keys of a unit.
+template <Rows rows>
 struct Feed {
-  using Shared = ManyShared;
+  using Shared = ManyShared<rows>;
+  static constexpr bool boxes = rows == Rows::boxes;
   const attn_decode_kernarg& a;
-  const decode::Maps* const maps;
+  const decode::Maps* const maps;  // of boxes
   Shared& shared;
   const unsigned base;
   const int which;
   int b, tile;  // of the unit to be loaded
   int unit, length, row0, entry, h;
   unsigned part = 0;
+  unsigned long long key_row = 0;  // not by boxes: address of own_key(); 0: there is none
 
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
-  static __device__ __forceinline__ bool leads() { return lane() == 0; }
+  static __device__ __forceinline__ int warp() { return threadIdx.x / 32 % 4; }
+  static __device__ __forceinline__ bool leads() {
+    return (rows == Rows::one_by_one ? threadIdx.x % 128 : threadIdx.x % 32) == 0;
+  }
 
   // Units of the block.
   __device__ __forceinline__ unsigned all() const { return shared.found.end - shared.found.begin; }
@@ -114,13 +124,15 @@ struct Feed {
     const attn_decode_segment& s = a.segment[0];
     entry = s.lengths.cu_seqlens ? 0 : b;
     if (!s.block_table) return;
-    const int page = decode::page_of(s, unit * unit_keys);
+    const int page = decode::page_of(s, unit * unit_keys + own_key());
     entry = page < s.max_pages ? s.block_table[b * (long long)s.max_pages + page] : -1;
     if (unsigned(entry) >= unsigned(s.num_pages)) entry = s.num_pages;  // zeros come from there
   }
+  // Row by row: the lane's, in its unit.
+  static __device__ __forceinline__ int own_key() { return boxes ? 0 : 16 * warp() + lane() % 16; }
   __device__ __forceinline__ int row_of_unit() const {
     const attn_decode_segment& s = a.segment[0];
-    const int key = unit * unit_keys;
+    const int key = unit * unit_keys + own_key();
     return s.block_table ? decode::slot_of(s, key) : row0 + key;
   }
   // The half of the next unit, which has this number in the block, if there is one.
@@ -131,15 +143,20 @@ struct Feed {
     describe(number, row);
     const unsigned full = address(&shared.full_half[which][half.slot]),
                    to = Shared::half_place(base, which, half.slot);
-    __syncwarp();
-    ptx::mbarrier_arrive_expect_if(full, half_bytes, leads());
+    if constexpr (boxes) {
+      __syncwarp();
+      ptx::mbarrier_arrive_expect_if(full, half_bytes, leads());
 #pragma unroll
-    for (int i = 0; i < half_panels; ++i)
-      ptx::tma_load_if(to + i * panel_bytes, &maps[0][0].v, full, 64 * (half_panels * which + i),
-                       row, h, entry, leads());
-    // The rope columns have little time once there is a place for them. Not the latent ones: the
-    // copy engine takes as long to ask for what goes to L2 as for a load.
-    if (which == 1 && leads()) ptx::tma_prefetch(&maps[0][0].k, 0, row, h, entry);
+      for (int i = 0; i < half_panels; ++i)
+        ptx::tma_load_if(to + i * panel_bytes, &maps[0][0].v, full, 64 * (half_panels * which + i),
+                         row, h, entry, leads());
+      // The rope columns have little time once there is a place for them. Not the latent ones: the
+      // copy engine takes as long to ask for what goes to L2 as for a load.
+      if (which == 1 && leads()) ptx::tma_prefetch(&maps[0][0].k, 0, row, h, entry);
+    } else {
+      find_key_row(number, row);
+      copy_half(to, full);
+    }
     go_on(number);
   }
   // What others must know of the next unit.
@@ -148,7 +165,7 @@ struct Feed {
     const unsigned left = all() - number;
     const int units = units_of(length);
     const bool begins = number == 0 || unit == 0, ends = unit + 1 == units || left == 1,
-               none = a.segment[0].block_table && entry == a.segment[0].num_pages;
+               none = boxes && a.segment[0].block_table && entry == a.segment[0].num_pages;
     shared.unit[number % records] = {unit * unit_keys,
                                      part << 8 | (begins ? begins_part : 0u) |
                                          (ends ? ends_part : 0u) | (left == 1 ? ends_block : 0u) |
@@ -170,16 +187,74 @@ struct Feed {
     look_up();
     __syncwarp();
   }
-  // The rope columns of a unit whose half is on its way.
+  // row: of the lane's key in its page.
+  __device__ __forceinline__ void find_key_row(unsigned number, int row) {
+    const attn_decode_segment& s = a.segment[0];
+    const int first = unit * unit_keys;
+    // Values of keys that no row sees may be anything, and 0 * NaN is NaN. All rows see what is
+    // before the last keys.
+    const int end =
+        first + unit_keys + a.seqlen_q > length ? part_of(a, b, tile, length, 0, 0).end : length;
+    const bool there =
+        first + own_key() < end && !(s.block_table && unsigned(entry) >= unsigned(s.num_pages));
+    key_row = there ? reinterpret_cast<unsigned long long>(s.v) +
+                          2 * (entry * s.v_stride[0] + row * s.v_stride[1] + h * s.v_stride[2])
+                    : 0;
+    if (which == 0) return;
+    const unsigned valid = __ballot_sync(0xffffffff, there);
+    if (lane() == 0)
+      reinterpret_cast<unsigned short*>(shared.valid[number % records])[warp()] =
+          (unsigned short)valid;
+    // Its rope columns are asked for a unit later, and have less time then.
+    if (there && lane() < 16)
+      ptx::prefetch_l2(reinterpret_cast<const char*>(key_row) + 2 * latent_columns);
+  }
+  // The half of each of the warp's rows at once; a key that is not there becomes zeros.
+  __device__ __forceinline__ void copy_half(unsigned to, unsigned full) const {
+    constexpr int half_row = 2 * latent_columns / 2;  // bytes: 16 of each lane
+    to += lane() / 8 * panel_bytes + 16 * warp() * 128;
+#pragma unroll
+    for (int r = 0; r < 16; ++r) {
+      const unsigned long long from = __shfl_sync(0xffffffff, key_row, r);
+      ptx::cp_async_16(to + device::chunk_offset<128>(r, lane() % 8),
+                       reinterpret_cast<const char*>(from) + which * half_row + 16 * lane(),
+                       from != 0);
+    }
+    arrive(full);
+  }
+  __device__ __forceinline__ void copy_rope(unsigned to, unsigned full) const {
+    to += 16 * warp() * 128;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int r = 4 * i + lane() / 8;
+      const unsigned long long from = __shfl_sync(0xffffffff, key_row, r);
+      ptx::cp_async_16(to + device::chunk_offset<128>(r, lane() % 8),
+                       reinterpret_cast<const char*>(from) + 2 * latent_columns + 16 * (lane() % 8),
+                       from != 0);
+    }
+    arrive(full);
+  }
+  // Of each thread when its copies are there, and of each warp after its other stores.
+  __device__ __forceinline__ void arrive(unsigned full) const {
+    ptx::cp_async_arrive(full);
+    __syncwarp();
+    if (lane() == 0) ptx::mbarrier_arrive(full);
+  }
+
+  // The rope columns of a unit whose half is on its way; row by row: of the last one.
   __device__ __forceinline__ void load_rope(unsigned number, const Place& rope_slot) {
     if (number >= all()) return;
     wait(shared.empty_rope[rope_slot.slot], rope_slot.parity);
     const unsigned full = address(&shared.full_rope[rope_slot.slot]),
                    to = Shared::rope_place(base, rope_slot.slot);
-    const UnitRecord of = shared.unit[number % records];
-    const int h = shared.part[(of.word >> 8) % records].at.h;
-    ptx::mbarrier_arrive_expect_if(full, panel_bytes, leads());
-    ptx::tma_load_if(to, &maps[0][0].k, full, 0, of.row, h, of.entry, leads());
+    if constexpr (!boxes) {
+      copy_rope(to, full);
+    } else {
+      const UnitRecord of = shared.unit[number % records];
+      const int h = shared.part[(of.word >> 8) % records].at.h;
+      ptx::mbarrier_arrive_expect_if(full, panel_bytes, leads());
+      ptx::tma_load_if(to, &maps[0][0].k, full, 0, of.row, h, of.entry, leads());
+    }
   }
 };
 

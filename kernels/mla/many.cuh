@@ -8,7 +8,8 @@
 // The sums of a unit may begin when the scores of the next one are nearly done, so that they hide
 // its softmax.
 //
-// A unit comes by the copy engine, asked for by one warp of each of 1 and 2.
+// A unit comes by the copy engine, asked for by one warp of each of 1 and 2; or row by row, of
+// pages of any size, by all of their warps.
 #pragma once
 #include "../ptx/grid.h"
 #include "../ptx/uniform.h"
@@ -22,10 +23,10 @@ __device__ __forceinline__ unsigned long long descriptor(unsigned at, unsigned p
   return ptx::wgmma_descriptor(ptx::uniform(at / 16), panel);
 }
 
-template <int type>
+template <int type, Rows rows>
 struct Scores {
   using T = device::ElementOf<type>;
-  using Shared = ManyShared;
+  using Shared = ManyShared<rows>;
   static constexpr bool bf16 = type == attn_element_bf16;
   const attn_decode_kernarg& a;
   Shared& shared;
@@ -101,6 +102,8 @@ struct Scores {
     for (unsigned n = 0;; ++n) {
       wait_for(shared.full_half[0][half.slot], half.parity);
       wait_for(shared.full_half[1][half.slot], half.parity);
+      if constexpr (rows == Rows::one_by_one)
+        ptx::fence_async_shared();  // the matrix unit reads what cp.async wrote
       const UnitRecord unit = shared.unit[n % records];
       if (n > 0 && unit.word & begins_part) begin_part(shared.part[(unit.word >> 8) % records]);
       const unsigned long long k0 = descriptor(Shared::half_place(base, 0, half.slot)),
@@ -123,6 +126,7 @@ struct Scores {
       for (int step = q_steps; step < 32; ++step)
         ptx::wgmma<bf16>(s, q_last + step_of(step - q_steps), k1 + step_of(step - 16), true);
       wait_for(shared.full_rope[rope_slot.slot], rope_slot.parity);
+      if constexpr (rows == Rows::one_by_one) ptx::fence_async_shared();
       ptx::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
@@ -135,7 +139,7 @@ struct Scores {
       ptx::wgmma_wait<0>();
       ptx::pin(s);
       const bool last = unit.word & ends_part;
-      weigh(s, unit, rope_slot.slot);
+      weigh(s, unit, valid_keys(unit, n), rope_slot.slot);
       if (last) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -155,18 +159,28 @@ struct Scores {
     }
   }
 
+  // A bit for each of the unit's keys that has a row in shared memory.
+  __device__ __forceinline__ unsigned long long valid_keys(const UnitRecord& unit,
+                                                           unsigned number) const {
+    if constexpr (rows != Rows::boxes)
+      return *reinterpret_cast<const unsigned long long*>(shared.valid[number % records]);
+    else
+      return unit.word & has_no_keys ? 0 : ~0ull;
+  }
+
   // Scores become weights, which go to where the rope columns were.
-  __device__ __forceinline__ void weigh(float (&s)[32], const UnitRecord& unit, int slot) {
-    const bool none = unit.word & has_no_keys;
+  __device__ __forceinline__ void weigh(float (&s)[32], const UnitRecord& unit,
+                                        unsigned long long valid, int slot) {
     const float scale = a.scale * device::log2_e;
 #pragma unroll
     for (int j = 0; j < 32; ++j) s[j] *= scale;
-    if (unit.first + unit_keys > all_end || none) {
-      const int first = unit.first + lane() % 4 * 2;
+    if (unit.first + unit_keys > all_end || valid != ~0ull) {
+      const int own = lane() % 4 * 2, first = unit.first + own;
+      const unsigned long long there = valid >> own;
 #pragma unroll
       for (int j = 0; j < 32; ++j) {
         const int key = j / 4 * 8 + j % 2;
-        if (first + key >= end[j / 2 % 2] || none) s[j] = -device::infinity();
+        if (first + key >= end[j / 2 % 2] || !(there >> key & 1)) s[j] = -device::infinity();
       }
     }
     float most[2] = {s[0], s[2]};
@@ -207,9 +221,10 @@ struct Scores {
   }
 };
 
-template <int type>
+template <int type, Rows rows>
 struct Sums {
-  using Shared = ManyShared;
+  using Shared = ManyShared<rows>;
+  static constexpr bool boxes = rows == Rows::boxes, one_by_one = rows == Rows::one_by_one;
   static constexpr bool bf16 = type == attn_element_bf16;
   const attn_decode_kernarg& a;
   Shared& shared;
@@ -222,12 +237,12 @@ struct Sums {
 
   __device__ __forceinline__ void run(const decode::Maps* maps) {
     float o[128];
-    Feed feed{a, maps, shared, base, which};
-    const bool loads = __shfl_sync(0xffffffff, threadIdx.x / 32, 0) % 4 == 0;
+    Feed<rows> feed{a, maps, shared, base, which};
+    const bool loads = !boxes || __shfl_sync(0xffffffff, threadIdx.x / 32, 0) % 4 == 0;
     if (loads) {
       feed.begin();
 #pragma unroll 1
-      for (int i = 0; i < Shared::half_slots; ++i) {
+      for (int i = 0; i < (one_by_one ? Shared::half_slots - 1 : Shared::half_slots); ++i) {
         feed.load_half(i, {i, 1});
         if (which == 1 && i < Shared::rope_slots) feed.load_rope(i, {i, 1});
       }
@@ -238,6 +253,7 @@ struct Sums {
           rope_slot{int(n % Shared::rope_slots), n / Shared::rope_slots % 2};
       wait(shared.weighed[rope_slot.slot], rope_slot.parity);
       wait(shared.full_half[which][half.slot], half.parity);  // long since; for what came
+      if constexpr (rows == Rows::one_by_one) ptx::fence_async_shared();
       const int first = shared.unit[n % records].first;
       const unsigned word = shared.unit[n % records].word;
       const PartRecord& part = shared.part[(word >> 8) % records];
@@ -248,7 +264,7 @@ struct Sums {
 #pragma unroll
         for (int j = 0; j < 128; ++j) o[j] *= factor[j / 2 % 2];
       }
-      if (first + unit_keys > part.end) clear(v, part.end - first);
+      if (boxes && first + unit_keys > part.end) clear(v, part.end - first);
       const unsigned long long v_matrix = descriptor(v, panel_bytes),
                                p_matrix = descriptor(Shared::rope_place(base, rope_slot.slot));
       ptx::pin(o);
@@ -259,6 +275,10 @@ struct Sums {
                          step > 0 || !(word & begins_part));
       }
       ptx::wgmma_commit();
+      if constexpr (one_by_one) {  // takes longer than the products
+        const unsigned next = n + Shared::half_slots - 1;
+        feed.load_half(next, {int(next % Shared::half_slots), next / Shared::half_slots % 2 ^ 1});
+      }
       ptx::wgmma_wait<0>();
       ptx::pin(o);
       if (lane() == 0) {
@@ -269,7 +289,7 @@ struct Sums {
       if (loads) {
         // These rope columns are needed first.
         if (which == 1) feed.load_rope(n + Shared::rope_slots, rope_slot);
-        feed.load_half(n + Shared::half_slots, half);
+        if (boxes) feed.load_half(n + Shared::half_slots, half);
       }
       if (word & ends_part) store(o, part, stat_place(word));
       if (word & ends_block) return;
@@ -319,27 +339,30 @@ struct Sums {
   }
 };
 
-template <int type>
+template <int type, Rows rows>
 __device__ __forceinline__ void many(const attn_decode_kernarg& a, const decode::Maps* maps) {
-  using Shared = ManyShared;
+  using Shared = ManyShared<rows>;
   static_assert(sizeof(Shared) <= Shared::q_at && Shared::bytes == many_shared_bytes);
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   Shared& shared = *reinterpret_cast<Shared*>(shared_memory);
   const unsigned base = address(shared_memory);
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) {
+    constexpr int arrivals = rows == Rows::boxes ? 1 : 128 + 4;  // of what a warpgroup loads
     for (int which = 0; which < 2; ++which)
       for (int i = 0; i < Shared::half_slots; ++i) {
-        ptx::mbarrier_init(address(&shared.full_half[which][i]), 1);
+        ptx::mbarrier_init(address(&shared.full_half[which][i]), arrivals);
         ptx::mbarrier_init(address(&shared.empty_half[which][i]), 4);
       }
     for (int i = 0; i < Shared::rope_slots; ++i) {
-      ptx::mbarrier_init(address(&shared.full_rope[i]), 1);
+      ptx::mbarrier_init(address(&shared.full_rope[i]), arrivals);
       ptx::mbarrier_init(address(&shared.empty_rope[i]), 8);
       ptx::mbarrier_init(address(&shared.weighed[i]), 4);
     }
-    ptx::tma_prefetch_map(&maps[0][0].k);
-    ptx::tma_prefetch_map(&maps[0][0].v);
+    if (rows == Rows::boxes) {
+      ptx::tma_prefetch_map(&maps[0][0].k);
+      ptx::tma_prefetch_map(&maps[0][0].v);
+    }
   }
   ptx::mbarrier_init_fence();
   ptx::grid_let_next_start();
@@ -359,19 +382,19 @@ __device__ __forceinline__ void many(const attn_decode_kernarg& a, const decode:
   if (shared.found.begin == shared.found.end) return;
   if (warp < 4) {
     ptx::registers_grow<184>();
-    Scores<type>{a, shared, base}.run();
+    Scores<type, rows>{a, shared, base}.run();
   } else {
     ptx::registers_shrink<160>();
-    Sums<type>{a, shared, base, warp / 4 - 1}.run(maps);
+    Sums<type, rows>{a, shared, base, warp / 4 - 1}.run(maps);
   }
 }
 
 }  // namespace attn::mla
 
-#define ATTN_MLA_MANY(NAME)                                                          \
-  constexpr attn::mla::Variant NAME##_variant =                                      \
-      attn::mla::many_variants[attn::find_variant(attn::mla::many_variants, #NAME)]; \
-  extern "C" __global__ void __launch_bounds__(attn::mla::many_threads, 1)           \
-      NAME(const __grid_constant__ attn_decode_sm90_kernarg kernarg) {               \
-    attn::mla::many<NAME##_variant.type>(kernarg.a, &kernarg.map);                   \
+#define ATTN_MLA_MANY(NAME)                                                             \
+  constexpr attn::mla::Variant NAME##_variant =                                         \
+      attn::mla::many_variants[attn::find_variant(attn::mla::many_variants, #NAME)];    \
+  extern "C" __global__ void __launch_bounds__(attn::mla::many_threads, 1)              \
+      NAME(const __grid_constant__ attn_decode_sm90_kernarg kernarg) {                  \
+    attn::mla::many<NAME##_variant.type, NAME##_variant.rows>(kernarg.a, &kernarg.map); \
   }

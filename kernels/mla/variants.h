@@ -91,6 +91,8 @@ constexpr Variant few_variants[] = {
 constexpr Variant many_variants[] = {
     {.name = "mla_sm90_bf16_d576_r64", .type = bf16, .tile = d576.with_rows(64).of_any_rows()},
     {.name = "mla_sm90_f16_d576_r64", .type = f16, .tile = d576.with_rows(64).of_any_rows()},
+    {.name = "mla_sm90_bf16_d576_r64_pages", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .rows = Rows::one_by_one},
+    {.name = "mla_sm90_f16_d576_r64_pages", .type = f16, .tile = d576.with_rows(64).of_any_rows(), .rows = Rows::one_by_one},
 };
 constexpr Variant by_rows_variants[] = {
     {.name = "mla_sm90_bf16_d576_r8_656", .type = bf16, .tile = d576.with_rows(8), .rows = Rows::mla_656},
@@ -101,10 +103,8 @@ constexpr Variant by_rows_variants[] = {
     {.name = "mla_sm90_bf16_d576_r64_e4m3", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .rows = Rows::e4m3},
     {.name = "mla_sm90_bf16_d576_r8_pages", .type = bf16, .tile = d576.with_rows(8), .rows = Rows::one_by_one},
     {.name = "mla_sm90_bf16_d576_r16_pages", .type = bf16, .tile = d576.with_rows(16), .rows = Rows::one_by_one},
-    {.name = "mla_sm90_bf16_d576_r64_pages", .type = bf16, .tile = d576.with_rows(64).of_any_rows(), .rows = Rows::one_by_one},
     {.name = "mla_sm90_f16_d576_r8_pages", .type = f16, .tile = d576.with_rows(8), .rows = Rows::one_by_one},
     {.name = "mla_sm90_f16_d576_r16_pages", .type = f16, .tile = d576.with_rows(16), .rows = Rows::one_by_one},
-    {.name = "mla_sm90_f16_d576_r64_pages", .type = f16, .tile = d576.with_rows(64).of_any_rows(), .rows = Rows::one_by_one},
 };
 // clang-format on
 
