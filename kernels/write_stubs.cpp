@@ -60,6 +60,8 @@ int main(int argc, char** argv) {
       write_all(argv[1], decode::variants, "decode/decode.cuh", "ATTN_DECODE",
                 nothing<decode::Variant>) &&
       write_all(argv[1], mla::few_variants, "mla/few.cuh", "ATTN_MLA_FEW", nothing<mla::Variant>) &&
+      write_all(argv[1], mla::by_rows_variants, "mla/by_rows.cuh", "ATTN_MLA_BY_ROWS",
+                nothing<mla::Variant>) &&
       write_all(argv[1], mla::many_variants, "mla/many.cuh", "ATTN_MLA_MANY",
                 nothing<mla::Variant>) &&
       write_all(argv[1], sm80::variants, "forward_sm80/forward.cuh", "ATTN_SM80_FORWARD",

@@ -1,5 +1,5 @@
-// Units of 64 keys for many.cuh: how they are described to those who compute, their places in
-// shared memory, and the loading of rows of 16 bits.
+// Units of 64 keys: how they are described to those who compute; and for many.cuh their places in
+// shared memory and their loading.
 #pragma once
 #include "../common/lengths.cuh"
 #include "../decode/load.cuh"
@@ -36,39 +36,9 @@ struct PartRecord {
   unsigned begin, units;  // of the row tile, in the column's order
 };
 
-// Rows of codes on their way, of a warp that loads: see codes.cuh.
-constexpr int octet_slots = 3, octet_bytes = 8 * 256;
-constexpr int scale_slots = 4;  // of octets
-constexpr int found_units = 3;  // whose keys are asked for
-// Where a warp that looks for keys is: there are few registers for it.
-struct Walk {
-  int b, tile, unit, length, row0;
-  unsigned part;
-};
-struct Finding {
-  Walk walk[8];
-  int entry[8][64];  // of a warp's next unit, each key's in the block table
-};
-template <Rows rows>
-struct Codes {};
-template <>
-struct Codes<Rows::mla_656> : Finding {
-  float2 scale[8][scale_slots][8];      // of the octets of each warp: of a key's 128 codes each
-  const char* row[2][found_units][64];  // for each half, of a unit's keys; null: there is no key
-};
-template <>
-struct Codes<Rows::e4m3> : Finding {
-  float scale[8][scale_slots][8];
-  const char* row[2][found_units][64];
-  int factor[2][found_units][64];  // of a row: its place in the array of factors
-};
-
-// What shared memory has, for units that come as `rows`. Codes need places of their own, and with
-// three places for rope columns these come as early as codes.
 template <Rows rows>
 struct ManyShared {
-  static constexpr bool codes = has_codes(rows);
-  static constexpr int half_slots = codes ? 2 : 3, rope_slots = codes ? 3 : 2;
+  static constexpr int half_slots = 3, rope_slots = 2;
   Barrier full_half[2][half_slots], empty_half[2][half_slots];
   Barrier full_rope[rope_slots], empty_rope[rope_slots], weighed[rope_slots];
   UnitRecord unit[records];
@@ -79,14 +49,12 @@ struct ManyShared {
   float factor[rope_slots][64];                // of sums so far
   float2 stats[stat_places][64];               // of a part: reference and sum of the weights
   Found found;
-  Codes<rows> of_codes;
 
   // Where panels are, from the beginning of shared memory.
-  static constexpr int q_at = codes ? 11 << 10 : 3 << 10;  // the last latent panel, the rope
+  static constexpr int q_at = 3 << 10;  // the last latent panel, the rope
   static constexpr int rope_at = q_at + 2 * panel_bytes;
   static constexpr int halves_at = rope_at + rope_slots * panel_bytes;
-  static constexpr int octets_at = halves_at + 2 * half_slots * half_bytes;
-  static constexpr int bytes = octets_at + (codes ? 8 * octet_slots * octet_bytes : 0);
+  static constexpr int bytes = halves_at + 2 * half_slots * half_bytes;
 
   static __device__ __forceinline__ unsigned half_place(unsigned base, int which, int slot) {
     return base + halves_at + (which * half_slots + slot) * half_bytes;

@@ -9,12 +9,12 @@
 // its softmax.
 //
 // A unit comes by the copy engine, asked for by one warp of each of 1 and 2; or row by row, of
-// pages of any size, by all of their warps. Rows of codes become bf16 in these warps (codes.cuh).
+// pages of any size, by all of their warps.
 #pragma once
 #include "../ptx/grid.h"
 #include "../ptx/uniform.h"
 #include "../ptx/wgmma.h"
-#include "codes.cuh"
+#include "feed.cuh"
 #include "wgmma_wide.h"
 
 namespace attn::mla {
@@ -126,7 +126,7 @@ struct Scores {
       for (int step = q_steps; step < 32; ++step)
         ptx::wgmma<bf16>(s, q_last + step_of(step - q_steps), k1 + step_of(step - 16), true);
       wait_for(shared.full_rope[rope_slot.slot], rope_slot.parity);
-      if constexpr (rows == Rows::one_by_one || rows == Rows::mla_656) ptx::fence_async_shared();
+      if constexpr (rows == Rows::one_by_one) ptx::fence_async_shared();
       ptx::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
@@ -224,9 +224,7 @@ struct Scores {
 template <int type, Rows rows>
 struct Sums {
   using Shared = ManyShared<rows>;
-  using Feeding = std::conditional_t<has_codes(rows), CodesFeed<rows>, Feed<rows>>;
-  static constexpr bool boxes = rows == Rows::boxes, codes = has_codes(rows),
-                        one_by_one = rows == Rows::one_by_one;
+  static constexpr bool boxes = rows == Rows::boxes, one_by_one = rows == Rows::one_by_one;
   static constexpr bool bf16 = type == attn_element_bf16;
   const attn_decode_kernarg& a;
   Shared& shared;
@@ -239,11 +237,9 @@ struct Sums {
 
   __device__ __forceinline__ void run(const decode::Maps* maps) {
     float o[128];
-    Feeding feed{a, maps, shared, base, which};
+    Feed<rows> feed{a, maps, shared, base, which};
     const bool loads = !boxes || __shfl_sync(0xffffffff, threadIdx.x / 32, 0) % 4 == 0;
-    if constexpr (codes) {
-      feed.begin_codes();
-    } else if (loads) {
+    if (loads) {
       feed.begin();
 #pragma unroll 1
       for (int i = 0; i < (one_by_one ? Shared::half_slots - 1 : Shared::half_slots); ++i) {
@@ -277,14 +273,8 @@ struct Sums {
       for (int step = 0; step < unit_keys / 16; ++step) {
         wgmma_wide<bf16>(o, p_matrix + (step * 32 >> 4), v_matrix + (step * 16 * 128 >> 4),
                          step > 0 || !(word & begins_part));
-        if (codes && step == 1) ptx::wgmma_commit();
       }
       ptx::wgmma_commit();
-      if constexpr (codes) {
-        ptx::wgmma_wait<1>();
-        feed.meet();  // nobody reads the first half of the keys again
-        feed.convert_first(n + 2);
-      }
       if constexpr (one_by_one) {  // takes longer than the products
         const unsigned next = n + Shared::half_slots - 1;
         feed.load_half(next, {int(next % Shared::half_slots), next / Shared::half_slots % 2 ^ 1});
@@ -292,14 +282,11 @@ struct Sums {
       ptx::wgmma_wait<0>();
       ptx::pin(o);
       if (lane() == 0) {
-        if (!codes) ptx::mbarrier_arrive(address(&shared.empty_half[which][half.slot]));
+        ptx::mbarrier_arrive(address(&shared.empty_half[which][half.slot]));
         ptx::mbarrier_arrive(address(&shared.empty_rope[rope_slot.slot]));
       }
       __syncwarp();
-      if constexpr (codes) {
-        feed.meet();
-        feed.convert_second(n + 2);
-      } else if (loads) {
+      if (loads) {
         // These rope columns are needed first.
         if (which == 1) feed.load_rope(n + Shared::rope_slots, rope_slot);
         if (boxes) feed.load_half(n + Shared::half_slots, half);
@@ -364,11 +351,11 @@ __device__ __forceinline__ void many(const attn_decode_kernarg& a, const decode:
     constexpr int arrivals = rows == Rows::boxes ? 1 : 128 + 4;  // of what a warpgroup loads
     for (int which = 0; which < 2; ++which)
       for (int i = 0; i < Shared::half_slots; ++i) {
-        ptx::mbarrier_init(address(&shared.full_half[which][i]), has_codes(rows) ? 4 : arrivals);
+        ptx::mbarrier_init(address(&shared.full_half[which][i]), arrivals);
         ptx::mbarrier_init(address(&shared.empty_half[which][i]), 4);
       }
     for (int i = 0; i < Shared::rope_slots; ++i) {
-      ptx::mbarrier_init(address(&shared.full_rope[i]), rows == Rows::e4m3 ? 4 : arrivals);
+      ptx::mbarrier_init(address(&shared.full_rope[i]), arrivals);
       ptx::mbarrier_init(address(&shared.empty_rope[i]), 8);
       ptx::mbarrier_init(address(&shared.weighed[i]), 4);
     }
@@ -402,27 +389,12 @@ __device__ __forceinline__ void many(const attn_decode_kernarg& a, const decode:
   }
 }
 
-__device__ __forceinline__ const attn_decode_kernarg& common(const attn_decode_sm90_kernarg& a) {
-  return a.a;
-}
-__device__ __forceinline__ const attn_decode_kernarg& common(const attn_decode_kernarg& a) {
-  return a;
-}
-__device__ __forceinline__ const decode::Maps* maps_of(const attn_decode_sm90_kernarg& a) {
-  return &a.map;
-}
-__device__ __forceinline__ const decode::Maps* maps_of(const attn_decode_kernarg&) {
-  return nullptr;
-}
-
 }  // namespace attn::mla
 
-#define ATTN_MLA_MANY(NAME)                                                                     \
-  constexpr attn::mla::Variant NAME##_variant =                                                 \
-      attn::mla::many_variants[attn::find_variant(attn::mla::many_variants, #NAME)];            \
-  extern "C" __global__ void __launch_bounds__(attn::mla::many_threads, 1) NAME(                \
-      const __grid_constant__ attn::decode::Kernarg<!attn::mla::has_codes(NAME##_variant.rows)> \
-          kernarg) {                                                                            \
-    attn::mla::many<NAME##_variant.type, NAME##_variant.rows>(attn::mla::common(kernarg),       \
-                                                              attn::mla::maps_of(kernarg));     \
+#define ATTN_MLA_MANY(NAME)                                                             \
+  constexpr attn::mla::Variant NAME##_variant =                                         \
+      attn::mla::many_variants[attn::find_variant(attn::mla::many_variants, #NAME)];    \
+  extern "C" __global__ void __launch_bounds__(attn::mla::many_threads, 1)              \
+      NAME(const __grid_constant__ attn_decode_sm90_kernarg kernarg) {                  \
+    attn::mla::many<NAME##_variant.type, NAME##_variant.rows>(kernarg.a, &kernarg.map); \
   }

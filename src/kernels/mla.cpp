@@ -40,6 +40,10 @@ template <const auto& variants, size_t i>
 constexpr bool by_engine = !has_codes(variants[i].rows);
 template <const auto& variants, size_t i>
 using Kernarg = decode::Kernarg<by_engine<variants, i>>;
+// The tile by which the workspace has slots: those that mla_merge_sm90 adds up are of 64 rows.
+constexpr DecodeTile slots_of(const mla::Variant& variant) {
+  return variant.tile.swapped ? variant.tile : variant.tile.with_rows(mla::tile_rows);
+}
 
 // Places of scales of f8_e4m3fn_token are numbers of 31 bits.
 Status check_scales(const Problem& p, const Segment& s) {
@@ -73,7 +77,7 @@ Status check_latent(const Problem& p, int64_t rows, const DeviceInfo& device,
 
 template <const auto& variants, size_t i>
 Kernarg<variants, i> constants(const Problem& p, int64_t rows, const decode::Shape& shape) {
-  auto kernarg = decode::constants<variants[i].tile, by_engine<variants, i>>(p, rows, shape);
+  auto kernarg = decode::constants<slots_of(variants[i]), by_engine<variants, i>>(p, rows, shape);
   attn_decode_kernarg& a = decode::common(kernarg);
   a.head_dim = mla::rope;
   if (!by_engine<variants, i>)
@@ -108,7 +112,7 @@ void add_launch(const Problem& p, const decode::Shape& shape, int threads, int s
     arguments = arguments_of<patch<variants, i>>(kernarg);
   else
     arguments = arguments_of<patch_codes>(kernarg);
-  recipe->workspace = size_t(decode::workspace_of(shape.slots, tile).bytes);
+  recipe->workspace = size_t(decode::workspace_of(shape.slots, slots_of(variant)).bytes);
   recipe->steps.push_back({
       .image = variant.name,
       .static_shared_bytes = tile.swapped ? uint32_t(tile.static_shared_bytes()) : 0,
@@ -152,17 +156,26 @@ Status few_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
 }
 
 // Blocks form columns, one for each row tile of a K/V head while there are enough blocks.
+struct BlockSize {
+  int threads, shared_bytes;
+  int blocks;  // of a multiprocessor
+};
 template <const auto& variants, size_t i>
-Status many_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
+Status merged_recipe(const Problem& p, const DeviceInfo& device, const BlockSize& size,
+                     Recipe* recipe) {
   constexpr const mla::Variant& variant = variants[i];
   constexpr DecodeTile tile = variant.tile;
-  static_assert(tile.rows() == mla::tile_rows && variant.latent() == mla::latent_columns);
+  static_assert(variant.latent() == mla::latent_columns);
   const int64_t rows = decode::rows_of<false>(p, tile);
+  if (!tile.tiled && rows > tile.rows())
+    return unsupported("heads_q / heads_kv * seqlen_q is ", p.group(), " * ", p.seqlen_q,
+                       "; accepted: up to ", tile.rows());
   ATTN_TRY(check_latent(p, rows, device, tile, variant.rows));
-  if (device.shared_bytes_max < mla::many_shared_bytes)
+  if (device.shared_bytes_max < size.shared_bytes)
     return unsupported("the device has ", device.shared_bytes_max,
-                       " bytes of shared memory; accepted: from ", mla::many_shared_bytes, " on");
-  const int64_t most = multiprocessors(p, device),
+                       " bytes of shared memory; accepted: from ", size.shared_bytes, " on");
+  // A block cannot be told where to run, so max_sms limits their number.
+  const int64_t most = multiprocessors(p, device) * (p.max_sms > 0 ? 1 : size.blocks),
                 tiles = p.heads_kv * decode::row_tiles(rows, tile), columns = std::min(tiles, most),
                 units = std::max<int64_t>(1, ceil_div(p.segment[0].seqlen, decode::unit_keys));
   const int64_t of_column = decode::aligned(std::min(most / columns, p.batch * units), p.batch);
@@ -173,7 +186,7 @@ Status many_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   attn_decode_kernarg& a = decode::common(kernarg);
   a.columns = int(columns);
   a.splits = int(shape.blocks / columns);
-  add_launch<variants, i>(p, shape, mla::many_threads, mla::many_shared_bytes, kernarg, recipe);
+  add_launch<variants, i>(p, shape, size.threads, size.shared_bytes, kernarg, recipe);
   if (shape.blocks == columns) return {};
   // Enough blocks for the device, of not more rows than that takes. A block of a column leaves at
   // most one row tile to others.
@@ -195,6 +208,24 @@ Status many_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
                  .starts_early = true},
       .arguments = arguments_of<decode::patch<false>>(merge),
   });
+  return {};
+}
+
+template <const auto& variants, size_t i>
+Status many_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
+  constexpr BlockSize size = {mla::many_threads, mla::many_shared_bytes, 1};
+  return merged_recipe<variants, i>(p, device, size, recipe);
+}
+template <const auto& variants, size_t i>
+Status by_rows_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
+  constexpr int rows = variants[i].tile.rows();
+  constexpr Rows by = variants[i].rows;
+  constexpr BlockSize size = {mla::by_rows_threads(rows, by), mla::by_rows_shared_bytes(rows, by),
+                              mla::by_rows_blocks(rows, by)};
+  ATTN_TRY((merged_recipe<variants, i>(p, device, size, recipe)));
+  // Boxes of whole units are the copy engine's faster way.
+  if (by == Rows::one_by_one && decode::box_keys(p.segment[0]) > decode::unit_keys / 4)
+    recipe->passed_over = join("for pages of ", p.segment[0].page_size);
   return {};
 }
 
@@ -242,20 +273,25 @@ constexpr Kernel row(const mla::Variant& variant, MakeRecipe recipe) {
           .op = Op::forward,
           .backend = ATTN_BACKEND_CUDA,
           .limits = limits(variant),
-          .numerics = {.weights = attn_dtype(variant.type),
-                       .lag = 8,
-                       .keys = decode::unit_keys,
-                       .rounds_kv = has_codes(variant.rows)},
+          .numerics =
+              {
+                  .weights = attn_dtype(variant.type),
+                  .lag = 8,
+                  .keys = decode::unit_keys,
+              },
           .recipe = recipe,
           .first_images = {variant.tile.swapped ? nullptr : merge_image}};
 }
-constinit const std::array all_rows =
+constinit const std::array all_rows = joined(
+    rows_of_variants<std::size(mla::by_rows_variants)>([]<size_t i>() {
+      return row(mla::by_rows_variants[i], recipe_of<by_rows_recipe<mla::by_rows_variants, i>>);
+    }),
     joined(rows_of_variants<std::size(mla::few_variants)>([]<size_t i>() {
              return row(mla::few_variants[i], recipe_of<few_recipe<mla::few_variants, i>>);
            }),
            rows_of_variants<std::size(mla::many_variants)>([]<size_t i>() {
              return row(mla::many_variants[i], recipe_of<many_recipe<mla::many_variants, i>>);
-           }));
+           })));
 
 }  // namespace
 

@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "../catch.h"
@@ -436,8 +438,12 @@ ListsAnswer answer(attn_context* on, const Lists& in, const char* kernel) {
 }
 
 constexpr attn_dtype types_of_codes[] = {ATTN_MLA_656, ATTN_F8_E4M3FN, ATTN_F8_E4M3FN_TOKEN};
-const char* kernel_of(attn_dtype type) {
-  return type == ATTN_MLA_656 ? "mla_sm90_bf16_d576_r64_656" : "mla_sm90_bf16_d576_r64_e4m3";
+// rows: of Q, of a sequence.
+const char* kernel_of(attn_dtype type, int64_t rows) {
+  const bool own = type == ATTN_MLA_656;
+  if (rows > 16) return own ? "mla_sm90_bf16_d576_r64_656" : "mla_sm90_bf16_d576_r64_e4m3";
+  if (rows > 8) return own ? "mla_sm90_bf16_d576_r16_656" : "mla_sm90_bf16_d576_r16_e4m3";
+  return own ? "mla_sm90_bf16_d576_r8_656" : "mla_sm90_bf16_d576_r8_e4m3";
 }
 
 // Of which `least` must be taken, and on a Hopper `least_slots` without copies.
@@ -475,13 +481,13 @@ void check_lists(uint64_t first, uint64_t last, uint64_t least, uint64_t least_s
                plain = in.parts.size() == 1 && in.p.softcap == 0 && in.p.fixed_split == 0;
     if (hopper && in.by_query && as_q && in.shape->dim == 576 && (few || plain)) {
       CHECK(got.slots);
-      const std::string rows = !few ? "_r64_pages" : group > 8 ? "_r16" : "_r8";
-      CHECK(got.attends ==
-            std::string("mla_sm90_") + (in.p.q_type == ATTN_F16 ? "f16" : "bf16") + "_d576" + rows);
+      const std::string rows = !few ? "_r64" : group > 8 ? "_r16" : "_r8";
+      CHECK(got.attends == std::string("mla_sm90_") + (in.p.q_type == ATTN_F16 ? "f16" : "bf16") +
+                               "_d576" + rows + (plain ? "_pages" : ""));
     }
     if (hopper && in.by_query && codes) {
       CHECK(got.slots == plain);
-      if (plain) CHECK(got.attends == kernel_of(in.shape->type));
+      if (plain) CHECK(got.attends == kernel_of(in.shape->type, group));
     }
     if (stand_in()) continue;
     const ListsAnswer want = answer(reference.context, in, nullptr);
@@ -579,6 +585,9 @@ struct RowsOfCodes {
   bool exact;   // codes times scales are numbers of bf16
   bool nans = false;
 
+  // Of Q, of a sequence.
+  int64_t rows() const { return in.p.heads_q / in.p.heads_kv * in.p.seqlen_q; }
+
   RowsOfCodes(uint64_t seed, attn_dtype type) : shape{type, 576, 512} {
     Draw draw{seed, uint64_t(type)};
     const int64_t heads[] = {1, 3, 8, 16, 20, 64, 128};
@@ -652,7 +661,7 @@ void check_codes(attn_dtype type, uint64_t first, uint64_t last) {
     if (!hopper && got.status == ATTN_UNSUPPORTED) continue;
     REQUIRE(got.status == ATTN_OK);
     CHECK(got.error == "");
-    if (hopper) CHECK(got.kernel == kernel_of(type));
+    if (hopper) CHECK(got.kernel == kernel_of(type, of.rows()));
     if (!hopper || stand_in()) continue;
     CHECK(got.launches >= 2);
     const ListsAnswer want = answer(backend_of(ATTN_BACKEND_REFERENCE).context, of.in, nullptr);
@@ -684,17 +693,24 @@ TEST_CASE("mla: equal bits of rows of codes over 100 runs") {
   if (!cuda.context) ATTN_SKIP(cuda.reason);
   if (cuda.context->context->driver->device().arch != "sm_90" || stand_in()) ATTN_SKIP("no Hopper");
   for (const attn_dtype type : types_of_codes) {
-    const RowsOfCodes of(16, type);
-    const ListsAnswer first = answer(cuda.context, of.in, kernel_of(type));
-    REQUIRE(first.status == ATTN_OK);
-    int other = 0;
-    for (int n = 0; n < 50; ++n) {  // of two runs each
-      const ListsAnswer next = answer(cuda.context, of.in, kernel_of(type));
-      CHECK(next.error == "");
-      other += std::memcmp(next.out.data(), first.out.data(), next.out.size() * sizeof(float)) != 0;
+    std::set<std::string> kernels;
+    for (uint64_t seed = 16; seed < 60; ++seed) {
+      const RowsOfCodes of(seed, type);
+      const char* const kernel = kernel_of(type, of.rows());
+      if (!kernels.insert(kernel).second) continue;
+      INFO(dtype_name(type) << " " << kernel);
+      const ListsAnswer first = answer(cuda.context, of.in, kernel);
+      REQUIRE(first.status == ATTN_OK);
+      int other = 0;
+      for (int n = 0; n < 50; ++n) {  // of two runs each
+        const ListsAnswer next = answer(cuda.context, of.in, kernel);
+        CHECK(next.error == "");
+        other +=
+            std::memcmp(next.out.data(), first.out.data(), next.out.size() * sizeof(float)) != 0;
+      }
+      CHECK(other == 0);
     }
-    INFO(dtype_name(type));
-    CHECK(other == 0);
+    CHECK(kernels.size() == 3);
   }
 }
 

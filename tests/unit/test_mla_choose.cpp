@@ -76,7 +76,7 @@ TEST_CASE("mla: the kernel follows from rows and options", "[plan]") {
   in.problem.segments = &in.segment;
   in.segment.page_size = 16;
   in.segment.max_pages *= 4, in.segment.num_pages *= 4;
-  CHECK(in.kernel() == of_rows(16));
+  CHECK(in.kernel() == of_rows(16) + "_pages");
   // What the kernels of 64 rows do not take.
   in = Input(64, 8192, 128);
   in.problem.segments = &in.segment;
