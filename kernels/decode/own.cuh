@@ -1,7 +1,7 @@
-// Decode over K and V of which each segment has types of its own: ggml's blocks, i8, i4 or q's
-// type. S^T = K Q^T and O^T = V^T P^T, as in swapped.cuh, but by mma.sync, so that any device from
-// sm_90 on has it, and each of the four warps has its own 16 keys of a unit and its own softmax.
-// Their sums are added when a part ends.
+// Decode over K and V of which each segment has types of its own: ggml's blocks, i8, i4, nvfp4 or
+// q's type. S^T = K Q^T and O^T = V^T P^T, as in swapped.cuh, but by mma.sync, so that any device
+// from sm_90 on has it, and each of the four warps has its own 16 keys of a unit and its own
+// softmax. Their sums are added when a part ends.
 #pragma once
 #include "../ptx/movmatrix.h"
 #include "own_load.cuh"
@@ -197,6 +197,31 @@ struct Own : Swapped<OwnTypes, tile> {
 #pragma unroll
       for (int j = 0; j < 4; ++j) x[n][j] *= j < 2 ? scale.x : scale.y;
   }
+  __device__ __forceinline__ void multiply_nvfp4_k(Scores& x, unsigned from,
+                                                   unsigned scales) const {
+    using K = NvFp4<head_dim>;
+    Scores odd = {};
+    const int t = here(lane() % 4);
+#pragma unroll
+    for (int two = 0; two < steps / 2; ++two) {
+      const unsigned of_keys[2] = {
+          K::k_scales(ptx::load_shared(scales + 4 * two), t),
+          K::k_scales(ptx::load_shared(scales + 4 * two + 8 * K::scale_row), t)};
+      unsigned w[4];
+      ptx::ldmatrix(w, K::P::chunk(from, 2 * two));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        unsigned f[2][4];
+        K::take_k(f, w[2 * i], w[2 * i + 1], of_keys, i);
+        multiply<F16>(x, odd, f, 2 * two + i);
+      }
+    }
+    const float descale = descales()[0];
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[n][j] = (x[n][j] + odd[n][j]) * descale;
+  }
   // x += scale y, of keys g and g + 8.
   static __device__ __forceinline__ void add_scaled(Scores& x, const Scores& y,
                                                     const float2& scale) {
@@ -237,6 +262,8 @@ struct Own : Swapped<OwnTypes, tile> {
       multiply_code_k<I4<head_dim>>(x, from, stage + k_scale_at);
     else if (with_block(type, [&](auto block) { multiply_block_k<decltype(block)>(x, from); }))
       return;
+    else if (type == attn_element_nvfp4)
+      multiply_nvfp4_k(x, from, stage + k_scale_at);
     else if (type == attn_element_f16)
       multiply_plain_k<F16>(x, from);
     else
@@ -245,24 +272,28 @@ struct Own : Swapped<OwnTypes, tile> {
 
   // The first unit of a part, or one of other types.
   __device__ __forceinline__ void begin_types(unsigned next) {
-    if ((types & 0xff) != (next & 0xff)) {
+    const int k_type = next & 0xff, v_type = next >> 8 & 0xff, g = lane() / 4, t = lane() % 4,
+              keys = warp() * warp_keys, k_more = next >> 16 & 0xff, v_more = next >> 24;
+    if ((types & 0xff) != k_type) {
       meet();  // all have done with Q, and with what the part before wrote
-      load_q(next & 0xff);
+      load_q(k_type);
       meet();
     }
     types = next;
-    const int k_type = next & 0xff, v_type = next >> 8 & 0xff, g = lane() / 4, t = lane() % 4,
-              keys = warp() * warp_keys, k_more = next >> 16 & 0xff, v_more = next >> 24;
     if (is_ggml(k_type)) {
       const OwnPlace place = own_place(k_type, head_dim, heads());
       k_at = place.at(warp_head(), this->key_warp * warp_keys + g, stage_keys()) + 4 * k_more;
       k_pitch8 = 8 * place.pitch;
     } else {
       k_at = keys * row_place(k_type, head_dim).pitch;
-      k_at += k_type == attn_element_i8   ? I8<head_dim>::P::of_matrices(0, lane())
-              : k_type == attn_element_i4 ? I4<head_dim>::P::of_matrices(0, lane())
-                                          : Same<F16>::k_lane(lane());
-      k_scale_at = a.scales_at + 4 * (keys + g) + 2 * half_of_key(k_more, g, warp_head());
+      k_at += k_type == attn_element_i8 ? I8<head_dim>::P::of_matrices(0, lane())
+              : k_type == attn_element_i4 || k_type == attn_element_nvfp4
+                  ? I4<head_dim>::P::of_matrices(0, lane())
+                  : Same<F16>::k_lane(lane());
+      k_scale_at = a.scales_at + (k_type == attn_element_nvfp4
+                                      ? NvFp4<head_dim>::scale_row * (keys + g)
+                                      : 4 * (keys + g) + 2 * half_of_key(k_more, g, warp_head()));
+      if (k_type == attn_element_nvfp4) note_descale(0, a.segment[k_more].k_nvfp4_descale);
     }
     v_at = a.k_bytes;
     if (is_ggml(v_type)) {
@@ -272,8 +303,10 @@ struct Own : Swapped<OwnTypes, tile> {
     } else {
       v_at += keys * row_place(v_type, head_dim_v).pitch;
       if (v_type == attn_element_i8) v_at += I8<head_dim_v>::v_lane(0, lane());
-      if (v_type == attn_element_i4) v_at += I4<head_dim_v>::v_lane(0, lane());
+      if (v_type == attn_element_i4 || v_type == attn_element_nvfp4)
+        v_at += I4<head_dim_v>::v_lane(0, lane());
       v_scale_halves = select_of_halves(v_more, warp_head());
+      if (v_type == attn_element_nvfp4) note_descale(1, a.segment[v_more].v_nvfp4_descale);
     }
   }
   // Whether every row sees these keys. From shared memory: in registers the limits were spilled,
@@ -340,10 +373,10 @@ struct Own : Swapped<OwnTypes, tile> {
         for (int v = 0; v < v_tiles; ++v) o[v][n][i] *= shrink, o[v][n][2 + i] *= shrink;
       }
   }
-  // Weights, as the second product takes them.
+  // Weights, as the second product takes them. times_factor: `factor` times as large.
   using Weights = unsigned[row_tiles][2];
-  template <class Product>
-  __device__ __forceinline__ void weigh(Weights& p, const float (&x)[elements]) {
+  template <class Product, bool times_factor = false>
+  __device__ __forceinline__ void weigh(Weights& p, const float (&x)[elements], float factor = 1) {
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n)
 #pragma unroll
@@ -351,11 +384,12 @@ struct Own : Swapped<OwnTypes, tile> {
         float y[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) y[i] = ptx::ex2(x[4 * n + 2 * half + i] - base[n][i]);
-        const unsigned pair = Product::pack(y[0], y[1]);
+        unsigned pair = Product::pack(y[0], y[1]);
         if (a.split_invariant) {  // then sums have the weights as rounded
           y[0] = Product::unpack(pair & 0xffff);
           y[1] = Product::unpack(pair >> 16);
         }
+        if (times_factor) pair = Product::pack(y[0] * factor, y[1] * factor);
         sum[n][0] += y[0];
         sum[n][1] += y[1];
         p[n][half] = ptx::transpose_8x8(pair);
@@ -398,16 +432,24 @@ struct Own : Swapped<OwnTypes, tile> {
       for (int i = 0; i < 2; ++i) most = ptx::max_abs_f16x2(most, scales[block][i]);
     most = __reduce_max_sync(0xffffffff, max(most & 0xffff, most >> 16));
     // The largest is below 2^(exponent - 14); infinity and NaN stay what they are.
-    const int exponent = min(int(most >> 10), 30), next = 30 - exponent, down = int(top) - next;
+    const int exponent = min(int(most >> 10), 30), down = int(top) - (30 - exponent);
     if (down <= 0) return;
     const float factor = __int_as_float((127 - down) << 23);
     const unsigned pair = F16::pack(factor, factor);
-    top = next;
+#pragma unroll
+    for (int n = 0; n < row_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) p[n][i] = ptx::mul_f16x2(p[n][i], pair);
+    lower_top(down);
+  }
+  // down: at most 126.
+  __device__ __forceinline__ void lower_top(int down) {
+    const float factor = __int_as_float((127 - down) << 23);
+    top -= down;
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        p[n][i] = ptx::mul_f16x2(p[n][i], pair);
         sum[n][i] *= factor;
         if (base[n][i] != nothing) base[n][i] += down;
       }
@@ -470,8 +512,8 @@ struct Own : Swapped<OwnTypes, tile> {
   template <class V>
   __device__ __forceinline__ void add_code_v(const float (&x)[elements], unsigned stage,
                                              unsigned valid) {
-    const unsigned from = stage + v_at, of_keys = stage + a.scales_at + scale_bytes +
-                                                  4 * (warp() * warp_keys + lane() % 4 * 2);
+    const unsigned from = stage + v_at,
+                   of_keys = stage + a.v_scales_at + 4 * (warp() * warp_keys + lane() % 4 * 2);
     VScales<1> scales = {
         {v_key_scales(of_keys, v_scale_halves, 0), v_key_scales(of_keys, v_scale_halves, 1)}};
     Weights p;
@@ -482,6 +524,44 @@ struct Own : Swapped<OwnTypes, tile> {
     for (int block = 0; block < v_tiles / 2; ++block) {
       unsigned columns[2][4];
       V::load_v(columns, from, block, lane() / 4);
+      add_columns<F16>(block, columns, p);
+    }
+  }
+  // nvfp4's descales of K and V in the segment of the warp's unit, in shared memory, where other
+  // kernels have Q's scales: there are few registers.
+  __device__ __forceinline__ float* descales() const { return shared.q_scale + 2 * warp(); }
+  __device__ __forceinline__ void note_descale(int which, const attn_descale& descale) const {
+    __syncwarp();
+    if (lane() == 0)
+      descales()[which] = descale.at ? *descale_at(descale, at.b, of_head(warp_head()).h, 0) : 1;
+    __syncwarp();
+  }
+  __device__ __forceinline__ void add_nvfp4_v(const float (&x)[elements], unsigned stage,
+                                              unsigned valid) {
+    using V = NvFp4<head_dim_v>;
+    const int g = here(lane() / 4), two_t = here(lane() % 4 * 2);
+    const unsigned from = stage + v_at,
+                   of_keys = stage + a.v_scales_at + V::scale_row * (warp() * warp_keys + two_t);
+    // V's descale, and what makes elements of products, are in the weights, which stay below 2^16:
+    // the factor is below 2^(exponent - 126). Infinity and NaN stay what they are.
+    const float factor = descales()[1] * nvfp4_factor;
+    const int exponent = min(int(__float_as_uint(factor) >> 23 & 0xff), 240),
+              down = int(top) - (126 + max_top - exponent);
+    if (down > 0) lower_top(down);
+    Weights p;
+    weigh<F16, true>(p, x, factor);
+    const unsigned there = valid >> two_t;  // NaN would count with a weight of 0 too
+#pragma unroll
+    for (int block = 0; block < v_tiles / 2; ++block) {
+      unsigned columns[2][4];
+      V::load_v(
+          columns, from,
+          [&](int i) {
+            const unsigned two =
+                ptx::load_shared_half(of_keys + V::scale_row * v_key(i) + 2 * block);
+            return there >> v_key(i) & 1 ? two : 0;
+          },
+          block, g);
       add_columns<F16>(block, columns, p);
     }
   }
@@ -512,6 +592,8 @@ struct Own : Swapped<OwnTypes, tile> {
       add_code_v<I4<head_dim_v>>(x, stage, valid);
     else if (with_block(type, [&](auto block) { add_block_v<decltype(block)>(x, from, valid); }))
       return;
+    else if (type == attn_element_nvfp4)
+      add_nvfp4_v(x, stage, valid);
     else if (type == attn_element_f16)
       add_plain_v<F16>(x, from, valid);
     else

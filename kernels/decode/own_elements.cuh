@@ -9,10 +9,11 @@
 // In shared memory a key has ggml's blocks as they are in the cache: a scale and 32 codes, of which
 // those of even blocks begin in the middle of a word. i8 and i4 are panels of 32, 64 or 128 bytes
 // of each row, whose chunks of 16 bytes are swizzled as TMA does it; their scales are in an array
-// of their own, one for each key and head.
+// of their own, one for each key and head. nvfp4 is like i4, with a scale for each 16 columns.
 #pragma once
 #include "../common/element.cuh"
 #include "../common/iq4_nl.cuh"
+#include "../ptx/convert_fp8.h"
 #include "../ptx/f16x2.h"
 #include "../ptx/ldmatrix.h"
 #include "../ptx/load_shared.h"
@@ -29,10 +30,10 @@ struct KeyOrder {
   int lane, odd, upper, other;
 };
 constexpr unsigned long long key_orders = of_types([](int t) {
-  return t == attn_element_i4 ? 1 : t == attn_element_iq4_nl ? 2 : 3;
+  return t == attn_element_i4 || t == attn_element_nvfp4 ? 1 : t == attn_element_iq4_nl ? 2 : 3;
 });
 __device__ __forceinline__ KeyOrder key_order(int type) {
-  // A byte each of q's type, i4, iq4_nl, and of all others.
+  // A byte each of q's type, of i4 and nvfp4, of iq4_nl, and of all others.
   const int at = type < attn_element_q8_0 ? 0 : 8 * of_type(key_orders, type);
   return {0x04040802 >> at & 0xff, 0x01020208 >> at & 0xff, 0x10100110 >> at & 0xff,
           0x02010401 >> at & 0xff};
@@ -87,15 +88,18 @@ __device__ __forceinline__ void add_fifth_bits(unsigned (&a)[2][4], int key, uns
   }
 }
 __device__ __forceinline__ constexpr bool below_normal(int type) {
-  return type == attn_element_i4 || (is_ggml(type) && type != attn_element_q8_0);
+  return type == attn_element_i4 || type == attn_element_nvfp4 ||
+         (is_ggml(type) && type != attn_element_q8_0);
 }
 ATTN_HOST_DEVICE constexpr int code_offset(int type) {
   if (type == attn_element_i4) return 8;
   return type == attn_element_iq4_nl ? 128 : block_layout(type).offset;
 }
 // What a column of Q is multiplied with, in [1, 2) before: the smallest that 1 / 16 of it is as
-// exact. The scores then have 2^-14 of their value.
+// exact; of nvfp4, whose elements have 2^-14 of their value, with nothing. The scores then have
+// 2^-14 of their value.
 __device__ __forceinline__ constexpr float column_factor(int type, bool upper) {
+  if (type == attn_element_nvfp4) return 1;
   return upper && type != attn_element_iq4_nl ? 64 : 1024;
 }
 constexpr float scores_factor = 1 << 14;
@@ -397,6 +401,72 @@ struct I4 {
       }
   }
 };
+
+// Codes as in I4, e2m1, and a scale in e4m3 for each 16 columns: byte n of a key's row of scales.
+// A code in f16's bits with the exponent's low two is 2^-14 times its value, exactly, and so is its
+// product with a scale: both have few digits, and none is below f16's last one, 2^-24.
+template <int columns>
+struct NvFp4 {
+  using P = CodePanels<columns / 2>;
+  static constexpr int scale_row = key_scale_bytes(attn_element_nvfp4, columns);
+
+  // Of codes in the upper halves of four bytes the upper bytes of f16.
+  static __device__ __forceinline__ unsigned of_upper(unsigned w) {
+    w &= 0xf0f0f0f0;
+    return (w | w >> 3) & 0x8e8e8e8e;
+  }
+  // Pairs of f16 of bytes `first` and `second`.
+  template <int first, int second>
+  static __device__ __forceinline__ unsigned pair(unsigned bytes) {
+    return __byte_perm(bytes, 0, 0x404 | first << 4 | second << 12);
+  }
+  // Scales of a key that a lane needs: of its columns in two times 32, 8 of each. of_key: of 64.
+  static __device__ __forceinline__ unsigned k_scales(unsigned of_key, int t) {
+    return ptx::f16_of_e4m3((unsigned short)__byte_perm(of_key, 0, t < 2 ? 0x4420 : 0x4431));
+  }
+  // 32 columns, number i of two. x, y: the lane's codes of keys g and g + 8; scales: k_scales().
+  static __device__ __forceinline__ void take_k(unsigned (&a)[2][4], unsigned x, unsigned y,
+                                                const unsigned (&scales)[2], int i) {
+#pragma unroll
+    for (int key = 0; key < 2; ++key) {
+      const unsigned scale = __byte_perm(scales[key], 0, i == 0 ? 0x1010 : 0x3232),
+                     word = key == 0 ? x : y, bytes[2] = {of_upper(word << 4), of_upper(word)};
+#pragma unroll
+      for (int upper = 0; upper < 2; ++upper) {
+        a[upper][key] = ptx::mul_f16x2(pair<0, 2>(bytes[upper]), scale);
+        a[upper][2 + key] = ptx::mul_f16x2(pair<1, 3>(bytes[upper]), scale);
+      }
+    }
+  }
+  // 32 columns from 32n on; v: as of I4. scales(i): the two of key v_key(i).
+  template <class Scales>
+  static __device__ __forceinline__ void load_v(unsigned (&a)[2][4], unsigned v, Scales&& scales,
+                                                int n, int g) {
+    const unsigned x_at = P::chunk(v, n),
+                   y_at = (P::pitch == panel_pitch ? x_at ^ 16 : x_at) + P::pitch;
+    const unsigned own_bytes = g % 4 | (4 + g % 4) << 4;
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      const int at = step * 8 * P::pitch;
+      // Byte g of both keys of 16 columns, then of the next 16.
+      const auto both = [&](int i) {
+        return __byte_perm(ptx::load_shared((x_at ^ 8 * i) + at),
+                           ptx::load_shared((y_at ^ 8 * i) + at), own_bytes);
+      };
+      const unsigned word = join(both(0), both(1)),
+                     bytes[2] = {of_upper(word << 4), of_upper(word)};
+      unsigned scale[2];
+      ptx::f16_of_e4m3_word(__byte_perm(scales(2 * step), scales(2 * step + 1), 0x5140), &scale[0],
+                            &scale[1]);
+#pragma unroll
+      for (int upper = 0; upper < 2; ++upper) {
+        a[0][2 * step + upper] = ptx::mul_f16x2(pair<0, 1>(bytes[upper]), scale[0]);
+        a[1][2 * step + upper] = ptx::mul_f16x2(pair<2, 3>(bytes[upper]), scale[1]);
+      }
+    }
+  }
+};
+constexpr float nvfp4_factor = 1 << 14;  // makes elements of such products
 
 // V of 16 bits, from panels of 128 bytes of each row. v: the warp's rows.
 struct PlainRows {
