@@ -19,7 +19,7 @@ struct attn_kv_append_tensor {
   attn::SmallFloat format;  // of dst_type, if that is a small float
   int dst_type;             // shared/types.h, any other: fp8
   int dim;
-  unsigned short* scale;      // of i8 and i4: f16, one for each token and head
+  void* scale;  // of i8 and i4: f16, one for each token and head; of nvfp4: e4m3, of 16 elements
   long long scale_stride[3];  // batch or page, seq, head
 };
 

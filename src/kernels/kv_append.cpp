@@ -115,11 +115,11 @@ void patch_common(const KvAppendProblem& p, const attn_kv_append_args& args, Ker
 void set_scales(const attn_segment& s, attn_kv_append_kernarg* a) {
   set(a->tensor[0].scale_stride, s.k_scale_stride);
   set(a->tensor[1].scale_stride, s.v_scale_stride);
-  a->row_scales = dtype_has_scales(s.k_type) || dtype_has_scales(s.v_type);
+  a->row_scales = has_row_scale(s.k_type) || has_row_scale(s.v_type);
 }
 void patch_scales(const attn_segment_args& args, attn_kv_append_kernarg* a) {
-  a->tensor[0].scale = static_cast<unsigned short*>(const_cast<void*>(args.k_scale));
-  a->tensor[1].scale = static_cast<unsigned short*>(const_cast<void*>(args.v_scale));
+  a->tensor[0].scale = const_cast<void*>(args.k_scale);
+  a->tensor[1].scale = const_cast<void*>(args.v_scale);
 }
 
 // Which heads a warp has, or which warps a head.
@@ -405,7 +405,7 @@ constexpr Limits gfx942_limits = {
     .head_dim_v = {.max = max_dim}};
 constexpr Limits sm80_limits = [] {
   Limits limits = gfx942_limits;
-  limits.kv_types |= device_scaled_types;
+  limits.kv_types |= device_scale_arrays;
   return limits;
 }();
 constexpr Limits roll_limits = [] {
