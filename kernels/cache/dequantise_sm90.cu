@@ -175,7 +175,7 @@ struct Rows {
   int count;
 };
 
-enum class Scales { none, of_row, of_16 };
+enum class Scales { none, of_row, of_row_f32, of_16 };
 template <class Type, class Element, Scales scales = Scales::none>
 __device__ __forceinline__ void convert(const attn_dequantise_tensor& t, int heads, int b, int key,
                                         const Rows& rows) {
@@ -186,7 +186,9 @@ __device__ __forceinline__ void convert(const attn_dequantise_tensor& t, int hea
   for (unsigned column = threadIdx.x % of_row; column < of_row; column += blockDim.x) {
     const int h = int(column / of_head);
     const float descale = t.descale.at ? *descale_at(t.descale, b, h, key) : 1;
-    using Scale = std::conditional_t<scales == Scales::of_16, unsigned char, unsigned short>;
+    using Scale =
+        std::conditional_t<scales == Scales::of_16, unsigned char,
+                           std::conditional_t<scales == Scales::of_row_f32, float, unsigned short>>;
     const Scale* scale = static_cast<const Scale*>(t.scale) + rows.entry * t.scale_stride[0] +
                          (rows.src + first) * t.scale_stride[1] + h * t.scale_stride[2] +
                          (scales == Scales::of_16 ? column % of_head : 0);
@@ -201,6 +203,8 @@ __device__ __forceinline__ void convert(const attn_dequantise_tensor& t, int hea
         float by;
         if constexpr (scales == Scales::of_16)
           by = load_e4m3(scale);
+        else if constexpr (scales == Scales::of_row_f32)
+          by = __ldg(scale);
         else
           by = load_half(scale);
 #pragma unroll
@@ -240,6 +244,8 @@ __device__ __forceinline__ void convert(const attn_dequantise_tensor& t, int hea
       return convert<I8, Element, Scales::of_row>(t, heads, b, key, rows);
     case attn_element_i4:
       return convert<I4, Element, Scales::of_row>(t, heads, b, key, rows);
+    case attn_element_f8_e4m3fn_token:
+      return convert<E4M3, Element, Scales::of_row_f32>(t, heads, b, key, rows);
     case attn_element_nvfp4:
       return convert<NvFp4, Element, Scales::of_16>(t, heads, b, key, rows);
     default:

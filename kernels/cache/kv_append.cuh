@@ -2,10 +2,10 @@
 // the other; a thread has 8 neighbouring elements of a head. Heads of more than 256 elements have
 // several warps each.
 #pragma once
+#include "../common/cache_format.cuh"
 #include "../common/convert.cuh"
 #include "../common/descale.cuh"
 #include "../common/lengths.cuh"
-#include "../common/nvfp4.cuh"
 #include "../common/row_scale.cuh"
 #include "../ptx/convert.h"
 #include "../ptx/convert_fp8.h"
@@ -370,7 +370,7 @@ struct Destination {
   unsigned char *at, *scale;
 };
 __device__ __forceinline__ int scale_bytes(int type) {
-  return type == attn_element_nvfp4 ? 1 : 2;
+  return type == attn_element_nvfp4 ? 1 : type == attn_element_f8_e4m3fn_token ? 4 : 2;
 }
 __device__ __forceinline__ Destination find_destination(const attn_kv_append_kernarg& a, int type,
                                                         const Row& row, int which) {
@@ -444,14 +444,26 @@ __device__ __forceinline__ void append_slices(const attn_kv_append_kernarg& a, c
         __syncwarp();
     }
     unsigned short scale = 0;
-    if (has_row_scale(type) || !usual && is_wide(a) && a.row_scales) {
+    constexpr int of_token = attn_element_f8_e4m3fn_token;
+    if (has_row_scale(type) || type == of_token || !usual && is_wide(a) && a.row_scales) {
       float most = 0;
 #pragma unroll
-      for (int k = 0; k < count; ++k) most = ptx::max_nan(most, fabsf(x[k]));
+      for (int k = 0; k < count; ++k)
+        most = ptx::max_nan(most, type == of_token ? finite_magnitude(x[k]) : fabsf(x[k]));
       most = largest_of_head<usual>(a, there ? most : 0);
-      scale = row_scale(type, most, true);
-      auto* const scales = reinterpret_cast<unsigned short*>(of_lane(to.scale, i));
-      if (there && has_row_scale(type) && s.d == 0) scales[s.h * of.scale_stride[2]] = scale;
+      unsigned char* const scales =
+          of_lane(to.scale, i) + s.h * of.scale_stride[2] * scale_bytes(type);
+      if (type == of_token) {
+        const float by = token_scale(most);
+        if (there && s.d == 0) *reinterpret_cast<float*>(scales) = by;
+        const double wide = by, inverse = __drcp_rn(wide);
+#pragma unroll
+        for (float& e : x) e = narrow(divide(double(e), wide, inverse), false);
+      } else {
+        scale = row_scale(type, most, true);
+        if (there && has_row_scale(type) && s.d == 0)
+          *reinterpret_cast<unsigned short*>(scales) = scale;
+      }
     }
     if (type == attn_element_nvfp4) {  // two threads have 16 elements
       float most = there ? largest_finite(x) : 0;
@@ -524,6 +536,8 @@ __device__ __forceinline__ void append_tokens(const attn_kv_append_kernarg& a, c
       return append_to.template operator()<attn_element_i4>();
     case attn_element_nvfp4:
       return append_to.template operator()<attn_element_nvfp4>();
+    case attn_element_f8_e4m3fn_token:
+      return append_to.template operator()<attn_element_f8_e4m3fn_token>();
     default:
       return append_to.template operator()<attn_element_f8_e4m3fn>();
   }

@@ -1,12 +1,12 @@
-//# architectures sm_80 sm_90 compute_80
+//# architectures sm_80 sm_90 compute_80 local_bytes=8
 // Quantisation to fp8 and to ggml blocks, with the codes of core/dtype.h, to i8, i4 and nvfp4. A
 // warp takes 32 neighbouring elements of a row at a time, which is one ggml block.
 //
 // A launch is one kernel, so that only a block can know the maximum of a group before it quantizes:
 // with scale amax a group is the work of one block, a whole tensor too. That is slow for large
 // tensors with one scale, and right.
+#include "../common/cache_format.cuh"
 #include "../common/convert.cuh"
-#include "../common/nvfp4.cuh"
 #include "../common/row_scale.cuh"
 #include "../shared/quantize_args.h"
 
@@ -39,7 +39,7 @@ __device__ Span group_span(const attn_quantize_kernarg& a, long long group) {
 // Element 32 * chunk + lane of a row, for item number `item` of the span.
 struct Place {
   long long src, dst;      // offsets in elements
-  long long group, scale;  // scale: of nvfp4
+  long long group, scale;  // scale: of nvfp4 its own, else its row's
   bool inside;             // of head_dim
 };
 
@@ -55,8 +55,8 @@ __device__ Place place(const attn_quantize_kernarg& a, const Span& span, long lo
   p.dst = b * a.dst_stride[0] + s * a.dst_stride[1] + h * a.dst_stride[2] + d;
   p.group = (b / a.group_batch * (a.heads / a.group_heads) + h / a.group_heads) * a.seq_groups +
             s / a.group_seqs;
-  p.scale =
-      b * a.scale_stride[0] + s * a.scale_stride[1] + h * a.scale_stride[2] + d / attn_nvfp4_group;
+  p.scale = b * a.scale_stride[0] + s * a.scale_stride[1] + h * a.scale_stride[2];
+  if (a.dst_type == attn_element_nvfp4) p.scale += d / attn_nvfp4_group;
   p.inside = d < a.head_dim;
   return p;
 }
@@ -118,11 +118,34 @@ __device__ void quantize(const attn_quantize_kernarg& a, const Span& span, long 
   }
 }
 
-// i8 and i4: rows first, first + step, ..
+// f8_e4m3fn_token: its codes saturate whatever a.saturate is.
+__device__ void quantize_token(const attn_quantize_kernarg& a, long long row, long long chunks) {
+  const Span span = whole(a);
+  float most = 0;
+  for (long long chunk = 0; chunk < chunks; ++chunk) {
+    const Place p = place(a, span, chunks, row * chunks + chunk);
+    most = fmaxf(most, p.inside ? attn::device::finite_magnitude(load(a, p.src)) : 0);
+  }
+  const float scale = attn::device::token_scale(warp_max(most));
+  for (long long chunk = 0; chunk < chunks; ++chunk) {
+    const Place p = place(a, span, chunks, row * chunks + chunk);
+    if (chunk == 0 && threadIdx.x % 32 == 0) static_cast<float*>(a.scales)[p.scale] = scale;
+    if (!p.inside) continue;
+    const float x = load(a, p.src);
+    static_cast<unsigned char*>(a.dst)[p.dst] =
+        (unsigned char)attn::encode(a.format, __ddiv_rn(x, scale), true);
+  }
+}
+
+// Types with a scale of a row: rows first, first + step, ..
 __device__ void quantize_rows(const attn_quantize_kernarg& a, long long first, long long step) {
   const Span span = whole(a);
   const long long chunks = (a.head_dim + 31) / 32, rows = span.batches * span.seqs * span.heads;
   for (long long row = first; row < rows; row += step) {
+    if (a.dst_type == attn_element_f8_e4m3fn_token) {
+      quantize_token(a, row, chunks);
+      continue;
+    }
     float amax = 0;
     bool has_nan = false;
     for (long long chunk = 0; chunk < chunks; ++chunk) {
@@ -194,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(32 * attn_quantize_warps)
          g += threads)
       a.descale[g] = 1;
   }
-  if (attn::has_row_scale(a.dst_type))
+  if (attn::has_row_scale(a.dst_type) || a.dst_type == attn_element_f8_e4m3fn_token)
     return quantize_rows(a, blockIdx.x * (long long)attn_quantize_warps + warp, threads / 32);
   quantize(a, whole(a), blockIdx.x * (long long)attn_quantize_warps + warp, threads / 32, 1);
 }

@@ -62,7 +62,8 @@ ATTN_HOST_DEVICE constexpr RowPlace panels_of(int row_bytes) {
 }
 ATTN_HOST_DEVICE constexpr RowPlace row_place(int type, int columns) {
   if (is_ggml(type)) return {block_pitch(type, columns), 1};
-  if (has_scale_array(type)) return panels_of(type == attn_element_i8 ? columns : columns / 2);
+  if (has_scale_array(type))
+    return panels_of(type == attn_element_i4 || type == attn_element_nvfp4 ? columns / 2 : columns);
   return panels_of(columns * 2);
 }
 // The same where a block has several K/V heads at once: then rows of blocks have as many heads as
@@ -88,9 +89,9 @@ ATTN_HOST_DEVICE constexpr OwnPlace own_place(int type, int columns, int at_once
   return {odd_pitch(heads * bytes), 1, heads, bytes};
 }
 // Bytes of a key's scales, which follow a unit's K and V, K's first: of i8 and i4 the word that has
-// its own, of nvfp4 all of the row.
+// its own, of f8_e4m3fn_token its own, of nvfp4 all of the row.
 ATTN_HOST_DEVICE constexpr int key_scale_bytes(int type, int columns) {
-  return type == attn_element_nvfp4 ? columns / attn_nvfp4_group : has_row_scale(type) ? 4 : 0;
+  return type == attn_element_nvfp4 ? columns / attn_nvfp4_group : has_scale_array(type) ? 4 : 0;
 }
 
 struct DecodeTile {

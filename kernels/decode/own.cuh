@@ -1,7 +1,7 @@
-// Decode over K and V of which each segment has types of its own: ggml's blocks, i8, i4, nvfp4 or
-// q's type. S^T = K Q^T and O^T = V^T P^T, as in swapped.cuh, but by mma.sync, so that any device
-// from sm_90 on has it, and each of the four warps has its own 16 keys of a unit and its own
-// softmax. Their sums are added when a part ends.
+// Decode over K and V of which each segment has types of its own: ggml's blocks, i8, i4,
+// f8_e4m3fn_token, nvfp4 or q's type. S^T = K Q^T and O^T = V^T P^T, as in swapped.cuh, but by
+// mma.sync, so that any device from sm_90 on has it, and each of the four warps has its own 16 keys
+// of a unit and its own softmax. Their sums are added when a part ends.
 #pragma once
 #include "../ptx/movmatrix.h"
 #include "own_load.cuh"
@@ -179,11 +179,17 @@ struct Own : Swapped<OwnTypes, tile> {
     }
     add(x, odd);
   }
+  // Of keys g and g + 8, the first one's at `from`.
+  static __device__ __forceinline__ float2 key_scales_f32(unsigned from) {
+    return make_float2(__uint_as_float(ptx::load_shared(from)),
+                       __uint_as_float(ptx::load_shared(from + 32)));
+  }
   template <class K>
   __device__ __forceinline__ void multiply_code_k(Scores& x, unsigned from, unsigned scales) const {
     Scores odd = {};
     if (std::is_same_v<K, I4<head_dim>>) load_column_sums(x, 0);
-    const float2 scale = k_key_scales(scales);
+    const float2 scale =
+        std::is_same_v<K, E4m3Codes<head_dim>> ? key_scales_f32(scales) : k_key_scales(scales);
 #pragma unroll
     for (int two = 0; two < steps / 2; ++two) {
       unsigned f[2][2][4];
@@ -264,6 +270,8 @@ struct Own : Swapped<OwnTypes, tile> {
       return;
     else if (type == attn_element_nvfp4)
       multiply_nvfp4_k(x, from, stage + k_scale_at);
+    else if (type == attn_element_f8_e4m3fn_token)
+      multiply_code_k<E4m3Codes<head_dim>>(x, from, stage + k_scale_at);
     else if (type == attn_element_f16)
       multiply_plain_k<F16>(x, from);
     else
@@ -286,13 +294,13 @@ struct Own : Swapped<OwnTypes, tile> {
       k_pitch8 = 8 * place.pitch;
     } else {
       k_at = keys * row_place(k_type, head_dim).pitch;
-      k_at += k_type == attn_element_i8 ? I8<head_dim>::P::of_matrices(0, lane())
+      k_at += k_type == attn_element_i8 || k_type == attn_element_f8_e4m3fn_token
+                  ? I8<head_dim>::P::of_matrices(0, lane())
               : k_type == attn_element_i4 || k_type == attn_element_nvfp4
                   ? I4<head_dim>::P::of_matrices(0, lane())
                   : Same<F16>::k_lane(lane());
-      k_scale_at = a.scales_at + (k_type == attn_element_nvfp4
-                                      ? NvFp4<head_dim>::scale_row * (keys + g)
-                                      : 4 * (keys + g) + 2 * half_of_key(k_more, g, warp_head()));
+      k_scale_at = a.scales_at + key_scale_bytes(k_type, head_dim) * (keys + g);
+      if (has_row_scale(k_type)) k_scale_at += 2 * half_of_key(k_more, g, warp_head());
       if (k_type == attn_element_nvfp4) note_descale(0, a.segment[k_more].k_nvfp4_descale);
     }
     v_at = a.k_bytes;
@@ -302,7 +310,8 @@ struct Own : Swapped<OwnTypes, tile> {
       v_pitch = place.pitch;
     } else {
       v_at += keys * row_place(v_type, head_dim_v).pitch;
-      if (v_type == attn_element_i8) v_at += I8<head_dim_v>::v_lane(0, lane());
+      if (v_type == attn_element_i8 || v_type == attn_element_f8_e4m3fn_token)
+        v_at += I8<head_dim_v>::v_lane(0, lane());
       if (v_type == attn_element_i4 || v_type == attn_element_nvfp4)
         v_at += I4<head_dim_v>::v_lane(0, lane());
       v_scale_halves = select_of_halves(v_more, warp_head());
@@ -373,10 +382,12 @@ struct Own : Swapped<OwnTypes, tile> {
         for (int v = 0; v < v_tiles; ++v) o[v][n][i] *= shrink, o[v][n][2 + i] *= shrink;
       }
   }
-  // Weights, as the second product takes them. times_factor: `factor` times as large.
+  // Weights, as the second product takes them. times_factor: those of keys g and g + 8 so many
+  // times as large.
   using Weights = unsigned[row_tiles][2];
   template <class Product, bool times_factor = false>
-  __device__ __forceinline__ void weigh(Weights& p, const float (&x)[elements], float factor = 1) {
+  __device__ __forceinline__ void weigh(Weights& p, const float (&x)[elements],
+                                        float2 factor = {1, 1}) {
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n)
 #pragma unroll
@@ -389,7 +400,10 @@ struct Own : Swapped<OwnTypes, tile> {
           y[0] = Product::unpack(pair & 0xffff);
           y[1] = Product::unpack(pair >> 16);
         }
-        if (times_factor) pair = Product::pack(y[0] * factor, y[1] * factor);
+        if (times_factor) {
+          const float by = half == 0 ? factor.x : factor.y;
+          pair = Product::pack(y[0] * by, y[1] * by);
+        }
         sum[n][0] += y[0];
         sum[n][1] += y[1];
         p[n][half] = ptx::transpose_8x8(pair);
@@ -536,33 +550,65 @@ struct Own : Swapped<OwnTypes, tile> {
       descales()[which] = descale.at ? *descale_at(descale, at.b, of_head(warp_head()).h, 0) : 1;
     __syncwarp();
   }
+  // By how much `top` is too high for weights times `factor` to stay below 2^16: that is below
+  // 2^(exponent - 126). Infinity and NaN stay what they are.
+  __device__ __forceinline__ int too_high(float factor) const {
+    const int exponent = min(int(__float_as_uint(factor) >> 23 & 0xff), 240);
+    return int(top) - (126 + max_top - exponent);
+  }
+  // f8_e4m3fn_token.
+  __device__ __forceinline__ void add_e4m3_v(const float (&x)[elements], unsigned stage,
+                                             unsigned valid) {
+    const int g = here(lane() / 4);
+    float2 scales = key_scales_f32(stage + a.v_scales_at + 4 * (warp() * warp_keys + g));
+    if (!(valid >> g & 1)) scales.x = 0;
+    if (!(valid >> (g + 8) & 1)) scales.y = 0;
+    const int down = max(too_high(scales.x), too_high(scales.y));
+    if (__any_sync(0xffffffff, down > 0))
+      lower_top(int(__reduce_max_sync(0xffffffff, unsigned(max(down, 0)))));
+    Weights p;
+    weigh<F16, true>(p, x, scales);
+    const uint2 there = there_of(valid);
+#pragma unroll
+    for (int block = 0; block < v_tiles / 2; ++block) {
+      unsigned columns[2][4];
+      E4m3Codes<head_dim_v>::load_v(columns, stage + v_at, block, 0);
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) columns[i][j] &= j < 2 ? there.x : there.y;
+      add_columns<F16>(block, columns, p);
+    }
+  }
   __device__ __forceinline__ void add_nvfp4_v(const float (&x)[elements], unsigned stage,
                                               unsigned valid) {
     using V = NvFp4<head_dim_v>;
     const int g = here(lane() / 4), two_t = here(lane() % 4 * 2);
     const unsigned from = stage + v_at,
                    of_keys = stage + a.v_scales_at + V::scale_row * (warp() * warp_keys + two_t);
-    // V's descale, and what makes elements of products, are in the weights, which stay below 2^16:
-    // the factor is below 2^(exponent - 126). Infinity and NaN stay what they are.
+    // V's descale, and what makes elements of products, are in the weights.
     const float factor = descales()[1] * nvfp4_factor;
-    const int exponent = min(int(__float_as_uint(factor) >> 23 & 0xff), 240),
-              down = int(top) - (126 + max_top - exponent);
+    const int down = too_high(factor);
     if (down > 0) lower_top(down);
     Weights p;
-    weigh<F16, true>(p, x, factor);
-    const unsigned there = valid >> two_t;  // NaN would count with a weight of 0 too
+    weigh<F16, true>(p, x, make_float2(factor, factor));
 #pragma unroll
-    for (int block = 0; block < v_tiles / 2; ++block) {
-      unsigned columns[2][4];
-      V::load_v(
-          columns, from,
-          [&](int i) {
-            const unsigned two =
-                ptx::load_shared_half(of_keys + V::scale_row * v_key(i) + 2 * block);
-            return there >> v_key(i) & 1 ? two : 0;
-          },
-          block, g);
-      add_columns<F16>(block, columns, p);
+    for (int two = 0; two < v_tiles / 4; ++two) {
+      unsigned scales[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        scales[i] = ptx::load_shared(of_keys + V::scale_row * v_key(i) + 4 * two);
+      if (valid != 0xffff) {  // else NaN would count, with a weight of 0 too
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          if (!(valid >> (two_t + v_key(i)) & 1)) scales[i] = 0;
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        unsigned columns[2][4];
+        V::load_v(columns, from, scales, 2 * two + i, g);
+        add_columns<F16>(2 * two + i, columns, p);
+      }
     }
   }
   template <class Product>
@@ -594,6 +640,8 @@ struct Own : Swapped<OwnTypes, tile> {
       return;
     else if (type == attn_element_nvfp4)
       add_nvfp4_v(x, stage, valid);
+    else if (type == attn_element_f8_e4m3fn_token)
+      add_e4m3_v(x, stage, valid);
     else if (type == attn_element_f16)
       add_plain_v<F16>(x, from, valid);
     else

@@ -9,7 +9,8 @@
 // In shared memory a key has ggml's blocks as they are in the cache: a scale and 32 codes, of which
 // those of even blocks begin in the middle of a word. i8 and i4 are panels of 32, 64 or 128 bytes
 // of each row, whose chunks of 16 bytes are swizzled as TMA does it; their scales are in an array
-// of their own, one for each key and head. nvfp4 is like i4, with a scale for each 16 columns.
+// of their own, one for each key and head. f8_e4m3fn_token is like i8, with scales in float32;
+// nvfp4 like i4, with one for each 16 columns.
 #pragma once
 #include "../common/element.cuh"
 #include "../common/iq4_nl.cuh"
@@ -366,6 +367,32 @@ struct I8 {
   }
 };
 
+// The same of e4m3.
+template <int columns>
+struct E4m3Codes : I8<columns> {
+  using typename I8<columns>::P;
+
+  // Bytes 0 and 2, then 1 and 3.
+  static __device__ __forceinline__ void two_pairs(unsigned w, unsigned* even, unsigned* odd) {
+    ptx::f16_of_e4m3_word(__byte_perm(w, 0, 0x3120), even, odd);
+  }
+  static __device__ __forceinline__ void load_k(unsigned (&a)[2][2][4], unsigned k, int n) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      unsigned w[4];
+      ptx::ldmatrix(w, P::chunk(k, 4 * n + 2 * i));
+#pragma unroll
+      for (int j = 0; j < 4; ++j) two_pairs(w[j], &a[i][j / 2][j % 2], &a[i][j / 2][2 + j % 2]);
+    }
+  }
+  static __device__ __forceinline__ void load_v(unsigned (&a)[2][4], unsigned v, int n, int) {
+    unsigned w[4];
+    ptx::ldmatrix_transposed(w, P::chunk(v, 2 * n));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) two_pairs(w[i], &a[i / 2][i % 2 * 2], &a[i / 2][i % 2 * 2 + 1]);
+  }
+};
+
 // Byte i has code 2i in its lower, and 2i + 1 in its upper half: a chunk is 32 columns.
 template <int columns>
 struct I4 {
@@ -410,15 +437,12 @@ struct NvFp4 {
   using P = CodePanels<columns / 2>;
   static constexpr int scale_row = key_scale_bytes(attn_element_nvfp4, columns);
 
-  // Of codes in the upper halves of four bytes the upper bytes of f16.
-  static __device__ __forceinline__ unsigned of_upper(unsigned w) {
-    w &= 0xf0f0f0f0;
-    return (w | w >> 3) & 0x8e8e8e8e;
-  }
-  // Pairs of f16 of bytes `first` and `second`.
-  template <int first, int second>
-  static __device__ __forceinline__ unsigned pair(unsigned bytes) {
-    return __byte_perm(bytes, 0, 0x404 | first << 4 | second << 12);
+  // Of codes from bit `at` on of both halves of a word, each times its scale. Signs go to the
+  // scales, so that two instructions are free of each other.
+  template <int at>
+  static __device__ __forceinline__ unsigned pair(unsigned w, unsigned scales) {
+    const unsigned magnitude = (at < 10 ? w << (9 - at & 31) : w >> (at - 9 & 31)) & 0x0e000e00;
+    return ptx::mul_f16x2(magnitude, ptx::and_xor(w << (12 - at), 0x80008000, scales));
   }
   // Scales of a key that a lane needs: of its columns in two times 32, 8 of each. of_key: of 64.
   static __device__ __forceinline__ unsigned k_scales(unsigned of_key, int t) {
@@ -430,38 +454,31 @@ struct NvFp4 {
 #pragma unroll
     for (int key = 0; key < 2; ++key) {
       const unsigned scale = __byte_perm(scales[key], 0, i == 0 ? 0x1010 : 0x3232),
-                     word = key == 0 ? x : y, bytes[2] = {of_upper(word << 4), of_upper(word)};
-#pragma unroll
-      for (int upper = 0; upper < 2; ++upper) {
-        a[upper][key] = ptx::mul_f16x2(pair<0, 2>(bytes[upper]), scale);
-        a[upper][2 + key] = ptx::mul_f16x2(pair<1, 3>(bytes[upper]), scale);
-      }
+                     word = key == 0 ? x : y;
+      a[0][key] = pair<0>(word, scale);
+      a[1][key] = pair<4>(word, scale);
+      a[0][2 + key] = pair<8>(word, scale);
+      a[1][2 + key] = pair<12>(word, scale);
     }
   }
-  // 32 columns from 32n on; v: as of I4. scales(i): the two of key v_key(i).
-  template <class Scales>
-  static __device__ __forceinline__ void load_v(unsigned (&a)[2][4], unsigned v, Scales&& scales,
-                                                int n, int g) {
-    const unsigned x_at = P::chunk(v, n),
-                   y_at = (P::pitch == panel_pitch ? x_at ^ 16 : x_at) + P::pitch;
-    const unsigned own_bytes = g % 4 | (4 + g % 4) << 4;
+  // 32 columns from 32n on; v: as of I4. scales: of keys v_key(i), of columns 64 * (n / 2) on.
+  static __device__ __forceinline__ void load_v(unsigned (&a)[2][4], unsigned v,
+                                                const unsigned (&scales)[4], int n, int g) {
+    const unsigned own_bytes = g % 4 | (4 + g % 4) << 8;
 #pragma unroll
-    for (int step = 0; step < 2; ++step) {
-      const int at = step * 8 * P::pitch;
-      // Byte g of both keys of 16 columns, then of the next 16.
-      const auto both = [&](int i) {
-        return __byte_perm(ptx::load_shared((x_at ^ 8 * i) + at),
-                           ptx::load_shared((y_at ^ 8 * i) + at), own_bytes);
-      };
-      const unsigned word = join(both(0), both(1)),
-                     bytes[2] = {of_upper(word << 4), of_upper(word)};
-      unsigned scale[2];
-      ptx::f16_of_e4m3_word(__byte_perm(scales(2 * step), scales(2 * step + 1), 0x5140), &scale[0],
-                            &scale[1]);
+    for (int i = 0; i < 2; ++i) {
+      const unsigned x_at = P::chunk(v, n) ^ 8 * i,
+                     y_at = (P::pitch == panel_pitch ? x_at ^ 16 : x_at) + P::pitch;
 #pragma unroll
-      for (int upper = 0; upper < 2; ++upper) {
-        a[0][2 * step + upper] = ptx::mul_f16x2(pair<0, 1>(bytes[upper]), scale[0]);
-        a[1][2 * step + upper] = ptx::mul_f16x2(pair<2, 3>(bytes[upper]), scale[1]);
+      for (int step = 0; step < 2; ++step) {
+        const int at = step * 8 * P::pitch;
+        // Byte g of both, as bytes 0 and 2.
+        const unsigned both = __byte_perm(ptx::load_shared(x_at + at), ptx::load_shared(y_at + at),
+                                          own_bytes),
+                       scale = ptx::f16_of_e4m3((unsigned short)__byte_perm(
+                           scales[2 * step], scales[2 * step + 1], 0x40 + (n % 2 * 2 + i) * 0x11));
+        a[i][2 * step] = pair<0>(both, scale);
+        a[i][2 * step + 1] = pair<4>(both, scale);
       }
     }
   }

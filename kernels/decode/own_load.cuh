@@ -1,6 +1,6 @@
 // The warp that loads where each segment's K and V have types of their own. Other than in
-// swapped_load.cuh all its lanes go one way, because scales of i8, i4 and nvfp4 are copied by all
-// of them.
+// swapped_load.cuh all its lanes go one way, because scales in an array are copied by all of
+// them.
 #pragma once
 #include "../ptx/cp_async_part.h"
 #include "own_elements.cuh"
@@ -136,7 +136,7 @@ struct OwnLoader : SwappedLoader<OwnTypes, tile> {
         ptx::cp_async_if<row>(to + row * place, reinterpret_cast<const void*>(scale), there);
       else
         ptx::cp_async_part_if(to + 4 * place, reinterpret_cast<const void*>(scale & ~3ull),
-                              scale % 4 == 0 ? 2 : 4, there);
+                              type == attn_element_f8_e4m3fn_token || scale % 4 ? 4 : 2, there);
     }
   }
 

@@ -12,7 +12,7 @@ namespace attn {
 
 // Whether rows have scales in a separate array.
 ATTN_HOST_DEVICE constexpr bool has_scale_array(int type) {
-  return has_row_scale(type) || type == attn_element_nvfp4;
+  return has_row_scale(type) || type == attn_element_nvfp4 || type == attn_element_f8_e4m3fn_token;
 }
 
 }  // namespace attn

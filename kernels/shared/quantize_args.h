@@ -20,7 +20,8 @@ struct attn_quantize_kernarg {
   attn::SmallFloat format;  // of dst_type if that is fp8
   int src_type, dst_type;   // types.h; fp8: see format
   int scale, saturate;
-  void* scales;               // of i8 and i4 f16, of a row; of nvfp4 e4m3, of 16 elements
+  void* scales;               // of a row: of i8 and i4 f16, of f8_e4m3fn_token f32; of nvfp4 of 16
+                              // elements, e4m3
   long long scale_stride[3];  // batch, seq, head
 };
 

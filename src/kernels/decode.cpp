@@ -1,8 +1,8 @@
 // The kernels decode_*: few queries against many keys, of 16 bits as the queries or of fp8. They
 // differ by the head dimensions and rows they take. decode_sm90_*_r8 to _r64 are for wgmma; _r64
 // take more rows in tiles of 64. decode_sm80_* and decode_sm89_* are for all other devices.
-// decode_sm90_blocks_*: K and V of each segment in ggml's blocks, i8, i4, nvfp4 or q's type; up to
-// 8 rows, _r16 up to 16.
+// decode_sm90_blocks_*: K and V of each segment in ggml's blocks, i8, i4, f8_e4m3fn_token, nvfp4 or
+// q's type; up to 8 rows, _r16 up to 16.
 #include "kernels/decode.h"
 
 #include "kernels/families.h"

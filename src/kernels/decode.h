@@ -106,7 +106,7 @@ inline void set_places(const Problem& p, const DecodeTile& tile, Shape* shape) {
     v_bytes = std::max(v_bytes, place_bytes(s.v_type, tile.head_dim_v, tile, shape->heads));
   }
   shape->stage_bytes = shape->k_bytes + v_bytes;
-  if (!((p.needs.k_types | p.needs.v_types) & device_scale_arrays)) return;
+  if (!((p.needs.k_types | p.needs.v_types) & types_with_scales)) return;
   const auto scales = [](uint32_t types, int columns) {
     return unit_keys *
            key_scale_bytes(types & type_bit(ATTN_NVFP4) ? ATTN_NVFP4 : ATTN_I8, columns);
@@ -386,7 +386,7 @@ inline TensorMap map_of_blocks(const Problem& p, const attn_segment& s, attn_dty
           .l2_bytes = 128,
           .swizzled = false};
 }
-// Of i8, i4 and nvfp4 an element of the copy engine is a byte.
+// Of codes with scales in an array an element of the copy engine is a byte.
 inline TensorMap map_of_codes(const Problem& p, const attn_segment& s, attn_dtype type,
                               int64_t head_dim, const attn_strides& stride, int heads) {
   const Extents size = extents(p, s);
@@ -444,7 +444,7 @@ inline Status check_own_types(const Problem& p) {
           return unsupported("scales of nvfp4 are ", stride.batch, ", ", stride.seq, " and ",
                              stride.head, " apart; accepted: multiples of ", row,
                              ", those of a row");
-      } else if (s.layout == ATTN_PAGED && stride.batch % 2 != 0) {
+      } else if (s.layout == ATTN_PAGED && type != ATTN_F8_E4M3FN_TOKEN && stride.batch % 2 != 0) {
         return unsupported("scales of pages are ", stride.batch, " apart; accepted: even numbers");
       }
     }

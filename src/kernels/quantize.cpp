@@ -48,7 +48,8 @@ Status recipe_sm80(const QuantizeProblem& p, const DeviceInfo&, Recipe* recipe) 
   set_groups(p, &a);
   a.max_finite = type_info(p.dst_type).max_finite;
   if (p.dst_type == ATTN_NVFP4) a.max_finite *= type_info(ATTN_F8_E4M3FN).max_finite;
-  a.format = fp8_format(p.dst_type);  // of no meaning for ggml blocks
+  // Of no meaning for ggml blocks.
+  a.format = p.dst_type == ATTN_F8_E4M3FN_TOKEN ? e4m3fn_format : fp8_format(p.dst_type);
   a.src_type = p.src_type;
   a.dst_type = p.dst_type;
   a.scale = p.scale;

@@ -1,6 +1,6 @@
-// The kernels fwd_sm90_*_dequantised: dequantise_sm90 writes K and V of fp8, ggml's types, i8, i4
-// and nvfp4 as q's type into the workspace, where fwd_sm90_* reads them. Segments of q's type it
-// reads where they are.
+// The kernels fwd_sm90_*_dequantised: dequantise_sm90 writes K and V of fp8, ggml's types, i8, i4,
+// f8_e4m3fn_token and nvfp4 as q's type into the workspace, where fwd_sm90_* reads them. Segments
+// of q's type it reads where they are.
 #include "kernels/sm90_dequantised.h"
 
 #include "kernels/cache/dequantise_args.h"

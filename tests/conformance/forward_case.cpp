@@ -45,11 +45,15 @@ std::vector<double> write_row(Buffer& to, attn_dtype type, int64_t at, const std
                               float descale, Buffer* scales = nullptr, int64_t scale_at = 0) {
   const int64_t n = int64_t(x.size());
   double scale = 1;
-  if (type == ATTN_NVFP4) {
+  if (type == ATTN_NVFP4 || type == ATTN_F8_E4M3FN_TOKEN) {
     std::vector<double> real(x.begin(), x.end());
-    for (double& value : real) value /= descale;
+    double amax = 0;
+    for (double& value : real) amax = std::max(amax, std::abs(value /= descale));
     char* const row = reinterpret_cast<char*>(to.data()) + dtype_bytes(type, at);
-    char* const scales_of_row = reinterpret_cast<char*>(scales->data()) + scale_at;
+    char* const scales_of_row =
+        reinterpret_cast<char*>(scales->data()) + scale_at * type_info(type).scale_bytes;
+    const float of_token = token_scale(amax);
+    if (type == ATTN_F8_E4M3FN_TOKEN) std::memcpy(scales_of_row, &of_token, sizeof of_token);
     encode_cache(type, row, scales_of_row, 0, n, real.data());
     decode_cache(type, row, scales_of_row, 0, n, real.data());
     for (double& value : real) value *= descale;
@@ -664,9 +668,13 @@ Data make_data(const Case& c) {
               data.v_scales[at].push_back(
                   block_layout(s.v_type).has_min ? decode_element(ATTN_F16, block, 1) : 0);
             }
-          if (s.v_type == ATTN_I8 || s.v_type == ATTN_I4) {
-            data.v_scales[at].push_back(decode_element(ATTN_F16, to.v_scale.data(),
-                                                       to.v_scale_view.at(place, row, kv_head)));
+          // Of nvfp4 the descale: its scales are in the values.
+          if (dtype_has_scales(s.v_type)) {
+            const int64_t at_scale = to.v_scale_view.at(place, row, kv_head);
+            data.v_scales[at].push_back(
+                s.v_type == ATTN_NVFP4
+                    ? v_descale
+                    : decode_element(scale_element(s.v_type), to.v_scale.data(), at_scale));
             data.v_scales[at].push_back(0);
           }
           bound_v();

@@ -19,7 +19,8 @@ namespace attn::test {
 namespace {
 
 // Of which every segment of decode_sm90_blocks_* may be.
-constexpr uint32_t block_types = ggml_types | scaled_types | type_bit(ATTN_NVFP4);
+constexpr uint32_t block_types =
+    ggml_types | scaled_types | type_bit(ATTN_F8_E4M3FN_TOKEN) | type_bit(ATTN_NVFP4);
 
 // Of few rows, or (prefill) of more than 16, where segments may be of other types too.
 Case random_case(uint64_t seed, bool prefill = false) {
@@ -43,11 +44,14 @@ Case random_case(uint64_t seed, bool prefill = false) {
   const attn_dtype out_types[] = {ATTN_F32, c.q_type, c.q_type};
   c.out_type = draw.pick(out_types);
   if (draw.chance(3)) draw_lengths_q(draw, &c);
-  const attn_dtype types[] = {ATTN_NVFP4,  ATTN_Q8_0, ATTN_Q4_0,     ATTN_I8,
-                              ATTN_I4,     ATTN_Q4_1, ATTN_Q5_0,     ATTN_Q5_1,
-                              ATTN_IQ4_NL, c.q_type,  ATTN_F8_E4M3FN};
+  const attn_dtype types[] = {ATTN_NVFP4, ATTN_F8_E4M3FN_TOKEN,
+                              ATTN_Q8_0,  ATTN_Q4_0,
+                              ATTN_I8,    ATTN_I4,
+                              ATTN_Q4_1,  ATTN_Q5_0,
+                              ATTN_Q5_1,  ATTN_IQ4_NL,
+                              c.q_type,   ATTN_F8_E4M3FN};
   const bool same = draw.chance(3);
-  const attn_dtype k_type = types[draw(9)], v_type = types[draw(9)];
+  const attn_dtype k_type = types[draw(10)], v_type = types[draw(10)];
   const int64_t segments = draw.chance(2) ? 2 + draw(4) : 1;
   for (int64_t n = 0; n < segments; ++n) {
     SegmentCase s;
@@ -239,7 +243,7 @@ TEST_CASE("blocks: several heads of few keys") {
 TEST_CASE("blocks: scales of sequence after sequence") {
   const auto kernels = kernels_here(Op::forward, false);
   uint64_t seed = 0;
-  for (const attn_dtype type : {ATTN_I8, ATTN_I4, ATTN_NVFP4}) {
+  for (const attn_dtype type : {ATTN_I8, ATTN_I4, ATTN_F8_E4M3FN_TOKEN, ATTN_NVFP4}) {
     for (const attn_layout layout : {ATTN_PADDED, ATTN_PACKED, ATTN_PAGED}) {
       for (const int64_t heads : {1, 4}) {
         Case c = token_case("sequences", type, type, 150);

@@ -143,7 +143,7 @@ class Expected {
     }
     rows_.push_back({at, real, descale});
   }
-  // A row of i8, i4 or nvfp4, whose scales are elements of `scales`.
+  // A row of a type whose scales are elements of `scales`.
   void write_scaled(int64_t at, const Real& real, double descale, Expected& scales,
                     int64_t scale_at) {
     std::vector<double> x(real.x);
@@ -154,9 +154,18 @@ class Expected {
       nan |= std::isnan(value);
       amax = std::max(amax, std::abs(value));
     }
+    char* const row = reinterpret_cast<char*>(want_.data()) + dtype_bytes(type_, at);
+    if (type_ == ATTN_F8_E4M3FN_TOKEN) {
+      double finite = 0;
+      for (const double value : x)
+        if (std::isfinite(value)) finite = std::max(finite, std::abs(value));
+      float scale = token_scale(finite);
+      encode_cache(type_, row, reinterpret_cast<char*>(&scale), 0, int64_t(x.size()), x.data());
+      rows_.push_back({at, real, descale});
+      return scales.write(scale_at, {{scale}, {scale}}, 1);
+    }
     if (type_ == ATTN_NVFP4) {
       std::vector<char> codes(x.size() / 16);
-      char* const row = reinterpret_cast<char*>(want_.data()) + dtype_bytes(type_, at);
       encode_cache(type_, row, codes.data(), 0, int64_t(x.size()), x.data());
       rows_.push_back({at, real, descale});
       for (size_t n = 0; n < codes.size(); ++n) {
@@ -298,7 +307,7 @@ std::string run_append_case(const AppendCase& c, const Kernel& kernel, bool* ran
                                                    : head * blocks + position / c.block_keys)];
   };
 
-  // Of i8, i4 and nvfp4; of other types they are not passed.
+  // Of types that have them; of others they are not passed.
   const auto make_scales = [&](uint64_t which, attn_dtype type, int64_t dim) {
     if (!dtype_has_scales(type)) return make_cache(c, which, ATTN_F16, pages, 1);
     return make_cache(c, which, scale_element(type), pages, scales_of_row(type_info(type), dim));
@@ -449,21 +458,16 @@ std::string run_append_case(const AppendCase& c, const Kernel& kernel, bool* ran
           {k_data, v_data, k_scale_data, v_scale_data, q_data, lengths_out_data});
       !e.empty())
     return e;
-  // Of nvfp4, with which no case is rotated, devices too have all bits.
-  const bool exact = kernel.host != nullptr;
-  if (std::string e =
-          want_k.compare("k", arena.fetch(k.buffer, k_data), exact || c.k_type == ATTN_NVFP4);
-      !e.empty())
+  // Of caches' formats, with which no case is rotated, devices too have all bits.
+  const bool exact = kernel.host != nullptr || dtype_is_cache(c.k_type);
+  if (std::string e = want_k.compare("k", arena.fetch(k.buffer, k_data), exact); !e.empty())
     return e;
-  if (std::string e =
-          want_v.compare("v", arena.fetch(v.buffer, v_data), exact || c.v_type == ATTN_NVFP4);
-      !e.empty())
+  if (std::string e = want_v.compare("v", arena.fetch(v.buffer, v_data), exact); !e.empty())
     return e;
   for (const auto& [scales, want, data] : {std::tuple(&k_scale, &want_k_scale, k_scale_data),
                                            std::tuple(&v_scale, &want_v_scale, v_scale_data)}) {
     if (!data) continue;
-    const std::string e = want->compare("scale", arena.fetch(scales->buffer, data),
-                                        exact || scales->view.type == ATTN_F8_E4M3FN);
+    const std::string e = want->compare("scale", arena.fetch(scales->buffer, data), exact);
     if (!e.empty()) return e;
   }
   if (q_data) {
@@ -664,7 +668,7 @@ TEST_CASE("kv_append: many tokens") {
 // Of dimensions of which a warp has 8 heads to one, and of which a head has several warps.
 TEST_CASE("kv_append: heads have scales of their own") {
   for (const Kernel* kernel : kernels_here(Op::kv_append, true))
-    for (attn_dtype type : {ATTN_I8, ATTN_I4, ATTN_NVFP4})
+    for (attn_dtype type : {ATTN_I8, ATTN_I4, ATTN_F8_E4M3FN_TOKEN, ATTN_NVFP4})
       for (int64_t dim : {32, 64, 96, 128, 256, 320})
         for (bool packed : {false, true}) {
           AppendCase c;
@@ -679,7 +683,7 @@ TEST_CASE("kv_append: heads have scales of their own") {
         }
 }
 
-TEST_CASE("kv_append: nvfp4 of every type, layout and descale") {
+TEST_CASE("kv_append: caches' formats from every type, by layout and descale") {
   for (const Kernel* kernel : kernels_here(Op::kv_append, true)) {
     uint64_t seed = 0;
     for (const attn_dtype new_type : new_types)
@@ -694,10 +698,11 @@ TEST_CASE("kv_append: nvfp4 of every type, layout and descale") {
               c.dim = 16 * int64_t(1 + seed % 20);
               c.dim_v = 16 * int64_t(1 + seed % 7);
               c.new_type = new_type;
-              c.k_type = c.v_type = ATTN_NVFP4;
+              const bool token = kind == ATTN_DESCALE_NONE && seed % 2 == 0;
+              c.k_type = c.v_type = token ? ATTN_F8_E4M3FN_TOKEN : ATTN_NVFP4;
               c.k_descale = c.v_descale = kind;
               c.cache_arrange = arrange;
-              c.paged = seed % 2 == 0;
+              c.paged = seed % 4 < 2;
               c.odd_values = odd_values;
               c.sigma = sigma;
               check(c, *kernel);

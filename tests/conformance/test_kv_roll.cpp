@@ -223,8 +223,9 @@ void run_roll_case(const RollCase& c, const Kernel& kernel) {
 }
 
 TEST_CASE("kv_roll: pages, lengths and tables as by hand") {
-  const attn_dtype types[] = {ATTN_Q8_0,  ATTN_Q4_0,      ATTN_I8, ATTN_I4,
-                              ATTN_NVFP4, ATTN_F8_E4M3FN, ATTN_F16};
+  const attn_dtype types[] = {ATTN_Q8_0,      ATTN_Q4_0,  ATTN_I8,
+                              ATTN_I4,        ATTN_NVFP4, ATTN_F8_E4M3FN_TOKEN,
+                              ATTN_F8_E4M3FN, ATTN_F16};
   for (const Kernel* kernel : kernels_here(Op::kv_roll, true)) {
     for (uint64_t seed = 1; seed <= 60; ++seed) {
       if (!share(seed - 1)) continue;

@@ -119,11 +119,17 @@ std::string run_quantize_case(const QuantizeCase& c, const Kernel& kernel, bool*
     decode_row(c.src, src.data(), src_view.at(b, s, h), c.dim, x.data());
     const std::vector<float> narrow(x.begin(), x.end());
     const int64_t at = dst_view.at(b, s, h);
-    if (c.dst == ATTN_NVFP4) {
+    if (c.dst == ATTN_NVFP4 || c.dst == ATTN_F8_E4M3FN_TOKEN) {
+      char* const scales = reinterpret_cast<char*>(want_scale.data()) +
+                           scale_view.at(b, s, h) * dst_type.scale_bytes;
+      double most = 0;
+      for (const double value : x)
+        if (std::isfinite(value)) most = std::max(most, std::abs(value));
+      const float of_token = token_scale(most);
+      if (c.dst == ATTN_F8_E4M3FN_TOKEN) std::memcpy(scales, &of_token, sizeof of_token);
       for (double& value : x) value /= double(descale[size_t(group_of(b, s, h))]);
       return encode_cache(c.dst, reinterpret_cast<char*>(want.data()) + dtype_bytes(c.dst, at),
-                          reinterpret_cast<char*>(want_scale.data()) + scale_view.at(b, s, h), 0,
-                          c.dim, x.data());
+                          scales, 0, c.dim, x.data());
     }
     if (dtype_has_scales(c.dst)) {
       double most = 0;
@@ -272,8 +278,8 @@ TEST_CASE("quantize: types, scales, layouts and values that do not fit") {
       if (share(number++)) check_quantize(c, *kernel);
     };
     // tests/python/test_mla.py has the other formats of servers' caches.
-    for (attn_dtype dst :
-         list_of((kv_types & ~float_types & ~cache_types) | type_bit(ATTN_NVFP4))) {
+    for (attn_dtype dst : list_of((kv_types & ~float_types & ~cache_types) |
+                                  type_bit(ATTN_F8_E4M3FN_TOKEN) | type_bit(ATTN_NVFP4))) {
       for (attn_dtype src : list_of(float_types)) {
         for (int32_t saturate : {0, 1}) {
           for (bool odd : {false, true}) {

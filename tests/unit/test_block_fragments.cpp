@@ -270,7 +270,7 @@ TEST_CASE("decode blocks: what lanes get of codes and scales", "[kernels]") {
 template <class Codes, attn_dtype type, int columns>
 void check_codes() {
   using P = typename Codes::P;
-  constexpr int row_bytes = type == ATTN_I8 ? columns : columns / 2;
+  constexpr int row_bytes = type == ATTN_I4 ? columns / 2 : columns;
   constexpr int panel_size = unit_keys * P::pitch, first = 16;
   shared.assign(size_t(row_bytes * unit_keys), 0);
   std::vector<std::vector<unsigned char>> rows(16, std::vector<unsigned char>(row_bytes));
@@ -278,6 +278,7 @@ void check_codes() {
   for (int key = 0; key < 16; ++key)
     for (int byte = 0; byte < row_bytes; ++byte) {
       rows[key][byte] = (state = state * 1664525 + 1013904223) >> 24;
+      if (type == ATTN_F8_E4M3FN_TOKEN && rows[key][byte] % 128 == 127) --rows[key][byte];  // NaN
       unsigned at = unsigned((first + key) * P::pitch + byte % P::pitch);
       at ^= (at >> 7 & (P::pitch / 16 - 1)) << 4;
       shared[size_t(byte / P::pitch * panel_size) + at] = rows[key][byte];
@@ -318,7 +319,10 @@ void check_codes() {
   for (const int seen : columns_seen) REQUIRE(seen == 8);
 }
 
-TEST_CASE("decode blocks: what lanes get of i8 and i4", "[kernels]") {
+TEST_CASE("decode blocks: what lanes get of codes of 8 and 4 bits", "[kernels]") {
+  check_codes<E4m3Codes<64>, ATTN_F8_E4M3FN_TOKEN, 64>();
+  check_codes<E4m3Codes<128>, ATTN_F8_E4M3FN_TOKEN, 128>();
+  check_codes<E4m3Codes<256>, ATTN_F8_E4M3FN_TOKEN, 256>();
   check_codes<I8<64>, ATTN_I8, 64>();
   check_codes<I8<128>, ATTN_I8, 128>();
   check_codes<I8<256>, ATTN_I8, 256>();
@@ -387,14 +391,11 @@ void check_nvfp4() {
         }
       }
       for (int block = 0; block < columns / 32 && !note; ++block) {
-        unsigned a[2][4];
-        Codes::load_v(
-            a, v_lane,
-            [&](int i) {
-              const int key = 2 * t + v_key(i);
-              return ptx::load_shared_half(unsigned(scales_at + key * scale_row + 2 * block));
-            },
-            block, g);
+        unsigned a[2][4], of_keys[4];
+        for (int i = 0; i < 4; ++i)
+          of_keys[i] = ptx::load_shared(
+              unsigned(scales_at + (2 * t + v_key(i)) * scale_row + 4 * (block / 2)));
+        Codes::load_v(a, v_lane, of_keys, block, g);
         check_v(a, int(lane), [&](int key, int column) {
           return real[size_t(key)][size_t(32 * block + column)] / nvfp4_factor;
         });

@@ -178,7 +178,7 @@ TEST_CASE("decode blocks: several heads at once", "[plan]") {
   }
   // What "blocks: several heads at once" has: of 4 or 8 heads four, of 6 two where two of a type
   // make a multiple of 16 bytes.
-  for (const attn_dtype type : test::list_of(ggml_types | scaled_types | type_bit(ATTN_NVFP4)))
+  for (const attn_dtype type : test::list_of(ggml_types | device_scale_arrays))
     for (const int64_t dim : {64, 128, 256})
       for (const int64_t heads : {4, 6, 8}) {
         Input test({type, type, type}, dim);
@@ -247,6 +247,7 @@ TEST_CASE("decode blocks: tensor maps, scales and descales of nvfp4", "[plan]") 
 TEST_CASE("decode blocks: which problems the plan gives them", "[plan]") {
   CHECK(Input({ATTN_NVFP4, ATTN_BF16, ATTN_F16}).chosen() != kernel);
   CHECK(Input({ATTN_NVFP4}).chosen() == kernel);
+  CHECK(Input({ATTN_F8_E4M3FN_TOKEN}).chosen() == kernel);
   CHECK(Input({ATTN_NVFP4, ATTN_F16}, 256).chosen() == "decode_sm90_blocks_d256");
   CHECK(Input({ATTN_I8, ATTN_F16}).chosen() == kernel);
   CHECK(Input({ATTN_I4}, 64).chosen() == "decode_sm90_blocks_d64");

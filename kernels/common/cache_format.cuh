@@ -1,5 +1,6 @@
-// nvfp4 by the rules of core/cache_format.cpp, where numbers are float64: scales of 16 elements and
-// codes. float32 gives the same, if what was divided by the descale is rounded to odd.
+// Caches' formats by the rules of core/cache_format.cpp, where numbers are float64: scales of a
+// token and of 16 elements, and codes of nvfp4. float32 gives the same, if what was divided by a
+// descale is rounded to odd.
 #pragma once
 #include "../ptx/convert_fp8.h"
 #include "../ptx/max.h"
@@ -9,10 +10,21 @@
 
 namespace attn::device {
 
+constexpr float infinity = __builtin_huge_valf();
+
+// |x|, 0 of what is not finite.
+__device__ __forceinline__ float finite_magnitude(float x) {
+  const float magnitude = fabsf(x);
+  return magnitude < infinity ? magnitude : 0;
+}
+// f8_e4m3fn_token's scale of a head of which these are the most.
+__device__ __forceinline__ float token_scale(float most) {
+  return most == 0 ? 1 : fmaxf(__fdiv_rn(most, 448), __uint_as_float(1));
+}
+
 // The largest of |x| that is finite; NaN if there is one.
 template <int n>
 __device__ __forceinline__ float largest_finite(const float (&x)[n]) {
-  constexpr float infinity = __builtin_huge_valf();
   float most = 0;
 #pragma unroll
   for (int k = 0; k < n; ++k) {
