@@ -74,9 +74,12 @@ struct attn_decode_kernarg {
                    // groups
   int columns;     // see Work
   int split_invariant;
-  int loaders;            // warps of a block that load
-  int split_keys;         // of fixed_split; 0: parts of a head end where blocks do
-  int whole_heads;        // with split_keys: a block takes all splits of a head's row tile
+  int loaders;     // warps of a block that load
+  int split_keys;  // of fixed_split; 0: parts of a head end where blocks do
+  union {
+    int whole_heads;  // with split_keys: a block takes all splits of a head's row tile
+    int v_by_fours;   // of own_types: V of each segment is nvfp4, see NvFp4
+  };
   int row_tiles, splits;  // with split_keys: of a head, of a row tile, at most
   int num_segments;
   float scale;    // of the scores

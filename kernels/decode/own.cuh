@@ -313,7 +313,8 @@ struct Own : Swapped<OwnTypes, tile> {
       if (v_type == attn_element_i8 || v_type == attn_element_f8_e4m3fn_token)
         v_at += I8<head_dim_v>::v_lane(0, lane());
       if (v_type == attn_element_i4 || v_type == attn_element_nvfp4)
-        v_at += I4<head_dim_v>::v_lane(0, lane());
+        v_at += a.v_by_fours ? I4<head_dim_v>::P::of_matrices(0, lane())
+                             : I4<head_dim_v>::v_lane(0, lane());
       v_scale_halves = select_of_halves(v_more, warp_head());
       if (v_type == attn_element_nvfp4) note_descale(1, a.segment[v_more].v_nvfp4_descale);
     }
@@ -603,6 +604,13 @@ struct Own : Swapped<OwnTypes, tile> {
         for (int i = 0; i < 4; ++i)
           if (!(valid >> (two_t + v_key(i)) & 1)) scales[i] = 0;
       }
+      if (a.v_by_fours) {
+        unsigned columns[2][2][4];
+        V::load_v_by_fours(columns, from, scales, two, g);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) add_columns<F16>(2 * two + i, columns[i], p);
+        continue;
+      }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         unsigned columns[2][4];
@@ -664,6 +672,11 @@ struct Own : Swapped<OwnTypes, tile> {
     const Parts<tile> parts = {a, placed};
     const unsigned slot = placed.alone() ? 0 : parts.slot(placed.number);
     const int here = int(ptx::recompute(lane()));
+    // The column of row g of tile v.
+    const bool fours = a.v_by_fours;
+    const auto column_of = [&](int v) {
+      return 32 * (v / 2) + here / 4 * (fours ? 4 : 2) + v % 2 * (fours ? 2 : 16);
+    };
 #pragma unroll
     for (int n = 0; n < row_tiles; ++n)
 #pragma unroll
@@ -686,7 +699,7 @@ struct Own : Swapped<OwnTypes, tile> {
                 make_float2(base[n][i] == nothing ? -infinity() : base[n][i], sum[n][i]);
 #pragma unroll
           for (int v = 0; v < v_tiles; ++v)
-            *reinterpret_cast<float2*>(place + place_at(warp(), r, 16 * v + here / 4 * 2)) =
+            *reinterpret_cast<float2*>(place + place_at(warp(), r, column_of(v))) =
                 make_float2(o[v][n][i], o[v][n][2 + i]);
         }
       }

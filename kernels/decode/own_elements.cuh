@@ -461,6 +461,27 @@ struct NvFp4 {
       a[1][2 + key] = pair<12>(word, scale);
     }
   }
+  // Where V of each segment is nvfp4, rows g and g + 8 of tiles 2n and 2n + 1 are columns 32n + 4g
+  // to 32n + 4g + 3: so a matrix has four codes of a key as one element. 64 columns from 64n on, 32
+  // each. v: as of K; scales: of keys v_key(i), of these columns.
+  static __device__ __forceinline__ void load_v_by_fours(unsigned (&a)[2][2][4], unsigned v,
+                                                         const unsigned (&scales)[4], int n,
+                                                         int g) {
+    unsigned w[4];
+    ptx::ldmatrix_transposed(w, P::chunk(v, 2 * n));
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        const unsigned word = w[2 * i + step],
+                       scale = ptx::f16_of_e4m3((unsigned short)__byte_perm(
+                           scales[2 * step], scales[2 * step + 1], 0x40 + (2 * i + g / 4) * 0x11));
+        a[i][0][2 * step] = pair<0>(word, scale);
+        a[i][0][2 * step + 1] = pair<4>(word, scale);
+        a[i][1][2 * step] = pair<8>(word, scale);
+        a[i][1][2 * step + 1] = pair<12>(word, scale);
+      }
+  }
   // 32 columns from 32n on; v: as of I4. scales: of keys v_key(i), of columns 64 * (n / 2) on.
   static __device__ __forceinline__ void load_v(unsigned (&a)[2][4], unsigned v,
                                                 const unsigned (&scales)[4], int n, int g) {

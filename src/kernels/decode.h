@@ -251,10 +251,13 @@ Kernarg<engine> constants(const Problem& p, int64_t rows, const Shape& shape) {
   a.head_dim_v = int(p.head_dim_v);
   a.q_type = p.q_type;
   a.out_type = p.out_type;
-  if constexpr (tile.own_types)
+  if constexpr (tile.own_types) {
     a.v_scales_at = shape.v_scales_at;
-  else
+    a.v_by_fours = p.needs.v_types == type_bit(ATTN_NVFP4);
+  } else {
     a.kv_e5m2 = p.segment[0].k_type == ATTN_F8_E5M2;
+    a.whole_heads = shape.whole_heads;
+  }
   a.rows_taken = int(rows);
   a.stages = shape.stages;
   a.loaders = loaders_of<tile, engine>(p);
@@ -263,7 +266,6 @@ Kernarg<engine> constants(const Problem& p, int64_t rows, const Shape& shape) {
   a.scales_at = shape.scales_at;
   a.columns = int(std::min<int64_t>(a.heads_kv, shape.blocks));
   a.split_keys = int(std::min<int64_t>(p.fixed_split, max_length));
-  a.whole_heads = shape.whole_heads;
   a.row_tiles = int(row_tiles(rows, tile));
   a.splits = int(shape.splits);
   a.slots = unsigned(shape.slots);

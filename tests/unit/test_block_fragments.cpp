@@ -402,6 +402,27 @@ void check_nvfp4() {
       }
     }
   for (const int seen : columns_seen) REQUIRE(seen == 8);
+  for (const bool note : {true, false})
+    for (unsigned lane = 0; lane < 32; ++lane) {
+      ptx::noting = note;
+      ptx::next_given = 0;
+      if (note) ptx::given[lane].clear();
+      threadIdx.x = lane;
+      const int g = int(lane) / 4, t = int(lane) % 4;
+      for (int two = 0; two < columns / 64; ++two) {
+        unsigned a[2][2][4], of_keys[4];
+        for (int i = 0; i < 4; ++i)
+          of_keys[i] =
+              ptx::load_shared(unsigned(scales_at + (2 * t + v_key(i)) * scale_row + 4 * two));
+        Codes::load_v_by_fours(a, P::of_matrices(warp_rows, int(lane)), of_keys, two, g);
+        for (int tile = 0; tile < 4 && !note; ++tile)
+          for (int j = 0; j < 4; ++j)
+            for (int i = 0; i < 2; ++i)
+              REQUIRE(half_of(a[tile / 2][tile % 2][j], i) * nvfp4_factor ==
+                      real[size_t(2 * t + i + j / 2 * 8)]
+                          [size_t(64 * two + tile / 2 * 32 + 4 * g + tile % 2 * 2 + j % 2)]);
+      }
+    }
 }
 
 TEST_CASE("decode blocks: what lanes get of nvfp4", "[kernels]") {
