@@ -334,6 +334,43 @@ TEST_CASE("blocks: values are what ggml's bytes say") {
   }
 }
 
+// nvfp4's bytes: the even element's code in the lower half, e2m1; e4m3 scales of 16 elements, 2^-6
+// to 2^8 and subnormal ones, of which one is NaN, for its own elements alone.
+TEST_CASE("blocks: values are what nvfp4's bytes say") {
+  constexpr double e2m1[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  for (const int64_t dim : {64, 128, 256}) {
+    Case c = token_case("one-key", ATTN_NVFP4, ATTN_NVFP4, 1);
+    c.head_dim = c.head_dim_v = dim;
+    Data data = make_data(c);
+    std::vector<double> want;
+    for (int64_t n = 0; n < c.heads_kv * dim / 16; ++n) {
+      const uint8_t code = n == 5 ? 0x7f : n % 4 == 3 ? uint8_t(n % 8) : uint8_t(8 * (n % 15 + 1));
+      const double scale = n == 5     ? NAN
+                           : code < 8 ? std::ldexp(code, -9)
+                                      : std::ldexp(1, code / 8 - 7);
+      data.segments[0].v_scale.data()[n] = code;
+      for (int i = 0; i < 16; i += 2) {
+        const auto byte = uint8_t(37 * i + 11 * n + 5);
+        data.segments[0].v.data()[8 * n + i / 2] = byte;
+        for (const int nibble : {byte % 16, byte / 16})
+          want.push_back((nibble < 8 ? 1 : -1) * e2m1[nibble % 8] * scale);
+      }
+    }
+    for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+      if (!share(*kernel, c)) continue;
+      const Outputs got = run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
+      if (declined(*kernel, got)) continue;
+      INFO(kernel->name << " head_dim " << dim);
+      REQUIRE(got.error == "");
+      for (int64_t h = 0; h < c.heads_q; ++h)
+        for (int64_t d = 0; d < dim; ++d) {
+          const double x = got.out[size_t(h * dim + d)], y = want[size_t(h / 2 * dim + d)];
+          REQUIRE((std::isnan(y) ? std::isnan(x) : within_a_step(x, y)));
+        }
+    }
+  }
+}
+
 // One key and a query that is 1 at one column and 0 elsewhere: lse is the key's value there. All
 // columns in turn.
 TEST_CASE("blocks: keys are what ggml's bytes say") {
