@@ -24,9 +24,9 @@ from timing import Launches, Nvml, take_rounds
 
 HEADS_KV, DIM, HELD = 8, 128, 500
 FLOATS = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
-ROW_BYTES = {"bf16": 2 * DIM, "e4m3": DIM, "q8_0": DIM // 32 * 34, "q4_0": DIM // 32 * 18, "i8": DIM, "i4": DIM // 2}
-SCALED = ("i8", "i4")
-STEPS = {"q8_0": 1 / 254, "q4_0": 1 / 8, "i8": 1 / 254, "i4": 1 / 14}  # how far codes may be off, of the largest value
+ROW_BYTES = {"bf16": 2 * DIM, "e4m3": DIM, "q8_0": DIM // 32 * 34, "q4_0": DIM // 32 * 18, "i8": DIM, "i4": DIM // 2, "nvfp4": DIM // 2}
+SCALES = {"i8": 2, "i4": 2, "nvfp4": DIM // 16}  # bytes of a row's
+STEPS = {"q8_0": 1 / 254, "q4_0": 1 / 8, "i8": 1 / 254, "i4": 1 / 14, "nvfp4": 1 / 4}  # how far codes may be off, of the largest value
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Cell:
     @property
     def bytes(self):
         rows = self.batch * self.tokens
-        kv = 2 * HEADS_KV * (2 * DIM + ROW_BYTES[self.kv] + (2 if self.kv in SCALED else 0))
+        kv = 2 * HEADS_KV * (2 * DIM + ROW_BYTES[self.kv] + SCALES.get(self.kv, 0))
         return rows * (kv + self.heads * 4 * DIM) + (self.tokens * DIM * 4 if self.rotated else 0)
 
 
@@ -86,7 +86,9 @@ class Inputs:
         q = torch.randn(*tokens, cell.heads, DIM, device="cuda", dtype=torch.bfloat16)
         rows = (self.pages, cell.page, HEADS_KV)
         cache = [torch.zeros(*rows, ROW_BYTES[cell.kv], device="cuda", dtype=torch.uint8) for _ in range(2)]
-        scales = [torch.zeros(*rows, device="cuda", dtype=torch.float16) for _ in range(2 if cell.kv in SCALED else 0)]
+        scales = [torch.zeros(*rows, SCALES[cell.kv], device="cuda", dtype=torch.uint8) for _ in range(2 if cell.kv in SCALES else 0)]
+        if cell.kv in ("i8", "i4"):
+            scales = [x.view(torch.float16).squeeze(-1) for x in scales]
         return k, v, q, torch.empty_like(q), cache, scales
 
     def rotate(self, x):

@@ -7,7 +7,7 @@ import torch
 
 DTYPES = {"f16": (2, torch.float16), "bf16": (3, torch.bfloat16), "f8_e4m3fn": (4, torch.float8_e4m3fn)}
 TYPE_OF = {tensor_type: number for number, tensor_type in DTYPES.values()}
-BYTE_TYPES = {"q8_0": 7, "q4_0": 8, "q4_1": 10, "q5_0": 11, "q5_1": 12, "iq4_nl": 13, "i8": 14, "i4": 15}  # of which tensors have the bytes
+BYTE_TYPES = {"q8_0": 7, "q4_0": 8, "q4_1": 10, "q5_0": 11, "q5_1": 12, "iq4_nl": 13, "i8": 14, "i4": 15, "nvfp4": 17}  # of which tensors have the bytes
 CAUSAL = 1
 FP8_PRECISE = 1 << 10
 DESCALE_BLOCK = 3

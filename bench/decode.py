@@ -17,9 +17,10 @@ import measured
 
 COLD_BYTES = 200 << 20
 BLOCK_BYTES = {"q8_0": 34, "q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "iq4_nl": 18}  # ggml's, of 32 values
-ELEMENT_BYTES = {"bf16": 2, "f16": 2, "e4m3": 1, "i8": 1, "i4": 0.5, **{kind: size / 32 for kind, size in BLOCK_BYTES.items()}}
+ELEMENT_BYTES = {"bf16": 2, "f16": 2, "e4m3": 1, "i8": 1, "i4": 0.5, "nvfp4": 9 / 16, **{kind: size / 32 for kind, size in BLOCK_BYTES.items()}}
 IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-SCALED = ("i8", "i4")  # with an f16 for each token and head beside them
+SCALED = ("i8", "i4", "nvfp4")  # with scales beside them: an f16 for each token and head, nvfp4 an e4m3 for each 16 elements
+E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Cell:
 
     @property
     def kv_bytes(self):
-        old = self.dim * ELEMENT_BYTES[self.kv] + (2 if self.kv in SCALED else 0)
+        old = self.dim * ELEMENT_BYTES[self.kv] + (2 if self.kv in ("i8", "i4") else 0)
         return int(2 * self.batch * self.heads_kv * (self.seqlen * old + self.newest * self.dim * 2))
 
 
@@ -74,7 +75,8 @@ def all_cells():
     blocks += [replace(anchors[3], group="blocks", kv=kv, dim=dim) for dim in (64, 256)
                for kv in ("f16", "q8_0", "q4_0", "i8", "i4")]
     blocks += [replace(cell, group="blocks", kv=kv) for cell in (anchors[1], anchors[3], anchors[0], anchors[2])
-               for kv in ("q4_1", "q5_0", "q5_1", "iq4_nl")]
+               for kv in ("q4_1", "q5_0", "q5_1", "iq4_nl", "nvfp4")]
+    blocks += [replace(anchors[3], group="blocks", kv="nvfp4", **of) for of in ({"dim": 64}, {"dim": 256}, {"page": 64}, {"page": 16})]
     return anchors + short + fp8 + pages + rows + prefill + chunks + fixed + blocks
 
 
@@ -129,7 +131,14 @@ def of_blocks(torch, blocks, kind):
 
 
 def to_codes(torch, x, kind):
-    """[..., D] to bytes [..., D or D / 2] and scales [...]."""
+    """[..., D] to bytes [..., D or D / 2] and scales [...], of nvfp4 [..., D / 16]."""
+    if kind == "nvfp4":
+        x = x.float().unflatten(-1, (-1, 16))
+        scale = (x.abs().amax(-1) / 6).to(torch.float8_e4m3fn)
+        edges = torch.tensor([(a + b) / 2 for a, b in zip(E2M1, E2M1[1:])], device=x.device)
+        codes = torch.bucketize((x / scale.float()[..., None]).abs(), edges).to(torch.uint8) | (x < 0).to(torch.uint8) << 3
+        codes = codes.flatten(-2)
+        return codes[..., ::2] | codes[..., 1::2] << 4, scale.view(torch.uint8)
     x, most = x.float(), 127 if kind == "i8" else 7
     scale = (x.abs().amax(-1) / most).half()
     codes = (x / scale.float()[..., None]).round().clamp(-most, most).to(torch.int8)
@@ -138,6 +147,10 @@ def to_codes(torch, x, kind):
 
 def of_codes(torch, codes, scale, kind):
     """Back to float32."""
+    if kind == "nvfp4":
+        values = torch.tensor(E2M1 + tuple(-x for x in E2M1), device=codes.device)
+        codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
+        return values[codes.long()] * scale.view(torch.float8_e4m3fn).float().repeat_interleave(16, -1)
     codes = codes.view(torch.int8)
     if kind == "i4":
         codes = torch.stack([codes << 4 >> 4, codes >> 4], -1).flatten(-2)

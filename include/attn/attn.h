@@ -560,6 +560,10 @@ ATTN_API attn_status attn_workspace_init(const attn_plan* plan, void* workspace,
  *                                                            16 bytes; heads: the same, or
  *                                                            contiguous (q8_0, D 128: 136 bytes)
  *   i8, i4       decode_sm90_blocks_*                        of scales of pages: an even number
+ *   nvfp4        decode_sm90_blocks_*                        of scales: multiples of D / 16, of a
+ *                                                            row's
+ *
+ * On GPUs scales of nvfp4 begin at a multiple of 16 bytes.
  *
  * For few queries decode_sm90_blocks_* are faster, since they read K and V only once. */
 ATTN_API attn_status attn_run(const attn_plan* plan, const attn_args* args, void* workspace,
@@ -696,8 +700,8 @@ typedef enum attn_scale_source ATTN_ENUM {
  * largest |x| / 127 (i4: / 7), rounded to f16; stored = round(x / scale). A scale beyond f16's
  * range becomes NaN, with saturate 65504. If an x is NaN, so is the scale.
  *
- * Formats of servers' caches, on reference and cpu: their codes saturate, with saturate or without.
- * scale must be ATTN_SCALE_ONE, except for nvfp4.
+ * Formats of servers' caches, on reference and cpu, f8_e4m3fn_token and nvfp4 also on cuda: their
+ * codes saturate, with saturate or without. scale must be ATTN_SCALE_ONE, except for nvfp4.
  *
  * f8_e4m3fn_token: the scale (f32) of a token's head is its largest finite |x| / 448, 1 if that is
  * 0; stored = round(x / scale).

@@ -20,7 +20,8 @@ struct attn_dequantise_tensor {
   long long src_stride[3];  // elements: batch or page, seq, head; of ggml's whole blocks
   attn_descale descale;
   int type;           // of src, shared/types.h: dst_type, or one of codes
-  const void* scale;  // i8, i4: f16, one for each token and head
+  const void* scale;  // one for each token and head, i8, i4: f16, f8_e4m3fn_token: f32; nvfp4:
+                      // e4m3, of 16 elements
   long long scale_stride[3];
   int dim;
 };

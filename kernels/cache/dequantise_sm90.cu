@@ -9,6 +9,7 @@
 #include "../ptx/convert_fp8.h"
 #include "../ptx/grid.h"
 #include "../shared/ggml_layout.h"
+#include "../shared/nvfp4.h"
 #include "dequantise_args.h"
 
 namespace {
@@ -120,6 +121,25 @@ struct I4 {
   }
 };
 
+// Of 16 elements.
+struct NvFp4 {
+  static_assert(count == attn_nvfp4_group);
+  static __device__ __forceinline__ void read(const void* base, long long at, float (&x)[count]) {
+    const uint2 v =
+        __ldcs(reinterpret_cast<const uint2*>(static_cast<const unsigned char*>(base) + at / 2));
+    const unsigned word[] = {v.x, v.y};
+#pragma unroll
+    for (int k = 0; k < count; ++k) {
+      // In f16's bits, with the exponent's low two, it is 2^-14 times its value.
+      const unsigned code = word[k / 8] >> k % 8 * 4;
+      x[k] = ptx::unpack_f16((unsigned short)((code & 7) << 9 | (code & 8) << 12)) * (1 << 14);
+    }
+  }
+};
+__device__ __forceinline__ float load_e4m3(const unsigned char* from) {
+  return ptx::unpack_f16((unsigned short)ptx::f16_of_e4m3(__ldg(from)));
+}
+
 template <class Element>
 __device__ __forceinline__ void store(unsigned short* to, const float (&x)[count]) {
 #pragma unroll
@@ -155,7 +175,8 @@ struct Rows {
   int count;
 };
 
-template <class Type, class Element, bool scaled = false>
+enum class Scales { none, of_row, of_row_f32, of_16 };
+template <class Type, class Element, Scales scales = Scales::none>
 __device__ __forceinline__ void convert(const attn_dequantise_tensor& t, int heads, int b, int key,
                                         const Rows& rows) {
   // Vectors of a head and of a row. A thread has some of a row each time, or the same of some rows.
@@ -165,9 +186,12 @@ __device__ __forceinline__ void convert(const attn_dequantise_tensor& t, int hea
   for (unsigned column = threadIdx.x % of_row; column < of_row; column += blockDim.x) {
     const int h = int(column / of_head);
     const float descale = t.descale.at ? *descale_at(t.descale, b, h, key) : 1;
-    const unsigned short* scale = static_cast<const unsigned short*>(t.scale) +
-                                  rows.entry * t.scale_stride[0] +
-                                  (rows.src + first) * t.scale_stride[1] + h * t.scale_stride[2];
+    using Scale =
+        std::conditional_t<scales == Scales::of_16, unsigned char,
+                           std::conditional_t<scales == Scales::of_row_f32, float, unsigned short>>;
+    const Scale* scale = static_cast<const Scale*>(t.scale) + rows.entry * t.scale_stride[0] +
+                         (rows.src + first) * t.scale_stride[1] + h * t.scale_stride[2] +
+                         (scales == Scales::of_16 ? column % of_head : 0);
     long long src = rows.entry * t.src_stride[0] + (rows.src + first) * t.src_stride[1] +
                     h * t.src_stride[2] + column % of_head * count;
     unsigned short* dst =
@@ -175,8 +199,14 @@ __device__ __forceinline__ void convert(const attn_dequantise_tensor& t, int hea
     for (int row = int(first); row < rows.count; row += int(step)) {
       float x[count];
       Type::read(t.src, src, x);
-      if constexpr (scaled) {
-        const float by = load_half(scale);
+      if constexpr (scales != Scales::none) {
+        float by;
+        if constexpr (scales == Scales::of_16)
+          by = load_e4m3(scale);
+        else if constexpr (scales == Scales::of_row_f32)
+          by = __ldg(scale);
+        else
+          by = load_half(scale);
 #pragma unroll
         for (float& value : x) value *= by;
         scale += step * t.scale_stride[1];
@@ -211,9 +241,13 @@ __device__ __forceinline__ void convert(const attn_dequantise_tensor& t, int hea
     case attn_element_iq4_nl:
       return convert<Block<attn_element_iq4_nl>, Element>(t, heads, b, key, rows);
     case attn_element_i8:
-      return convert<I8, Element, true>(t, heads, b, key, rows);
+      return convert<I8, Element, Scales::of_row>(t, heads, b, key, rows);
     case attn_element_i4:
-      return convert<I4, Element, true>(t, heads, b, key, rows);
+      return convert<I4, Element, Scales::of_row>(t, heads, b, key, rows);
+    case attn_element_f8_e4m3fn_token:
+      return convert<E4M3, Element, Scales::of_row_f32>(t, heads, b, key, rows);
+    case attn_element_nvfp4:
+      return convert<NvFp4, Element, Scales::of_16>(t, heads, b, key, rows);
     default:
       return convert<Plain<Element>, Element>(t, heads, b, key, rows);
   }

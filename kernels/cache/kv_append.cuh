@@ -2,6 +2,7 @@
 // the other; a thread has 8 neighbouring elements of a head. Heads of more than 256 elements have
 // several warps each.
 #pragma once
+#include "../common/cache_format.cuh"
 #include "../common/convert.cuh"
 #include "../common/descale.cuh"
 #include "../common/lengths.cuh"
@@ -40,6 +41,7 @@ __device__ __forceinline__ long long bytes_of(int type, long long elements) {
     case attn_element_q4_0:
       return elements / 32 * 18;
     case attn_element_i4:
+    case attn_element_nvfp4:
       return elements / 2;
     default:
       return elements;
@@ -217,8 +219,8 @@ __device__ __forceinline__ void encode_fp8(const SmallFloat& format, const float
   }
 }
 
-// scale: of i8 and i4. to: the elements' place, or the block's that they are in. whole_warp: by all
-// lanes of a warp, some of which may have nothing, n <= 0.
+// scale: of i8, i4 and nvfp4. to: the elements' place, or the block's that they are in. whole_warp:
+// by all lanes of a warp, some of which may have nothing, n <= 0.
 template <bool aligned, bool whole_warp>
 __device__ __forceinline__ void store(int type, const SmallFloat& format, unsigned char* to, int n,
                                       const float (&x)[count], unsigned short scale) {
@@ -238,6 +240,12 @@ __device__ __forceinline__ void store(int type, const SmallFloat& format, unsign
                 odd[] = {code[1], code[3], code[5], code[7]};
       const unsigned pairs[] = {pack_bytes(even) & 0x0f0f0f0f | pack_bytes(odd) << 4 & 0xf0f0f0f0};
       return store_words<aligned, unsigned char>(to, n / 2, pairs);  // n is even
+    }
+    case attn_element_nvfp4: {
+      unsigned pairs[1] = {};
+#pragma unroll
+      for (int k = 0; k < count; ++k) pairs[0] |= nvfp4_code(x[k], scale) << 4 * k;
+      return store_words<aligned, unsigned char>(to, n / 2, pairs);
     }
     case attn_element_f32:
 #pragma unroll
@@ -359,9 +367,11 @@ __device__ __forceinline__ const char* find_source(const attn_kv_append_kernarg&
 }
 // Where K, V or q begins, and its scales; null: nowhere, or its page is out of range.
 struct Destination {
-  unsigned char* at;
-  unsigned short* scale;
+  unsigned char *at, *scale;
 };
+__device__ __forceinline__ int scale_bytes(int type) {
+  return type == attn_element_nvfp4 ? 1 : type == attn_element_f8_e4m3fn_token ? 4 : 2;
+}
 __device__ __forceinline__ Destination find_destination(const attn_kv_append_kernarg& a, int type,
                                                         const Row& row, int which) {
   const attn_kv_append_tensor& of = a.tensor[which];
@@ -373,7 +383,8 @@ __device__ __forceinline__ Destination find_destination(const attn_kv_append_ker
     return {};
   return {static_cast<unsigned char*>(of.dst) +
               bytes_of(type, entry * of.dst_stride[0] + n * of.dst_stride[1]),
-          of.scale + (entry * of.scale_stride[0] + n * of.scale_stride[1])};
+          static_cast<unsigned char*>(of.scale) +
+              (entry * of.scale_stride[0] + n * of.scale_stride[1]) * scale_bytes(type)};
 }
 
 template <class T>
@@ -433,14 +444,34 @@ __device__ __forceinline__ void append_slices(const attn_kv_append_kernarg& a, c
         __syncwarp();
     }
     unsigned short scale = 0;
-    if (has_row_scale(type) || !usual && is_wide(a) && a.row_scales) {
+    constexpr int of_token = attn_element_f8_e4m3fn_token;
+    if (has_row_scale(type) || type == of_token || !usual && is_wide(a) && a.row_scales) {
       float most = 0;
 #pragma unroll
-      for (int k = 0; k < count; ++k) most = ptx::max_nan(most, fabsf(x[k]));
+      for (int k = 0; k < count; ++k)
+        most = ptx::max_nan(most, type == of_token ? finite_magnitude(x[k]) : fabsf(x[k]));
       most = largest_of_head<usual>(a, there ? most : 0);
-      scale = row_scale(type, most, true);
-      unsigned short* const scales = of_lane(to.scale, i);
-      if (there && has_row_scale(type) && s.d == 0) scales[s.h * of.scale_stride[2]] = scale;
+      unsigned char* const scales =
+          of_lane(to.scale, i) + s.h * of.scale_stride[2] * scale_bytes(type);
+      if (type == of_token) {
+        const float by = token_scale(most);
+        if (there && s.d == 0) *reinterpret_cast<float*>(scales) = by;
+        const double wide = by, inverse = __drcp_rn(wide);
+#pragma unroll
+        for (float& e : x) e = narrow(divide(double(e), wide, inverse), false);
+      } else {
+        scale = row_scale(type, most, true);
+        if (there && has_row_scale(type) && s.d == 0)
+          *reinterpret_cast<unsigned short*>(scales) = scale;
+      }
+    }
+    if (type == attn_element_nvfp4) {  // two threads have 16 elements
+      float most = there ? largest_finite(x) : 0;
+      most = ptx::max_nan(most, __shfl_xor_sync(all_lanes, most, 1));
+      scale = (unsigned short)nvfp4_scale(most);
+      unsigned char* const scales = of_lane(to.scale, i);
+      if (there && s.d % attn_nvfp4_group == 0)
+        scales[s.h * of.scale_stride[2] + s.d / attn_nvfp4_group] = (unsigned char)scale;
     }
     if (!usual && !there) continue;
     __builtin_assume(__isGlobal(to_row + to_slice));
@@ -503,6 +534,10 @@ __device__ __forceinline__ void append_tokens(const attn_kv_append_kernarg& a, c
       return append_to.template operator()<attn_element_i8>();
     case attn_element_i4:
       return append_to.template operator()<attn_element_i4>();
+    case attn_element_nvfp4:
+      return append_to.template operator()<attn_element_nvfp4>();
+    case attn_element_f8_e4m3fn_token:
+      return append_to.template operator()<attn_element_f8_e4m3fn_token>();
     default:
       return append_to.template operator()<attn_element_f8_e4m3fn>();
   }

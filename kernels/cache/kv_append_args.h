@@ -19,7 +19,8 @@ struct attn_kv_append_tensor {
   attn::SmallFloat format;  // of dst_type, if that is a small float
   int dst_type;             // shared/types.h, any other: fp8
   int dim;
-  unsigned short* scale;      // of i8 and i4: f16, one for each token and head
+  void* scale;  // one for each token and head, of i8 and i4 f16, of f8_e4m3fn_token f32; of nvfp4
+                // of 16 elements, e4m3
   long long scale_stride[3];  // batch or page, seq, head
 };
 
@@ -41,7 +42,7 @@ struct attn_kv_append_kernarg {
   int new_type;
   int half, interleaved;  // pairs to rotate, and which
   int aligned;            // all that a thread has at once can be moved by 8 or 16 bytes
-  int row_scales;         // K or V is i8 or i4
+  int row_scales;         // K or V is i8, i4 or f8_e4m3fn_token
   int lengths_only;       // the launch writes seqlens_out, nothing else
   // [batch, seqlen_new]: page * page_size + place in the page; null: by lengths and block_table.
   // num_pages * page_size is below 2^31.

@@ -1,4 +1,4 @@
-//# architectures sm_80 sm_90 compute_80 local_bytes=56
+//# architectures sm_80 sm_90 compute_80 local_bytes=88
 // Appends new tokens to a KV cache.
 #include "kv_append.cuh"
 #include "sequences.cuh"

@@ -1,4 +1,4 @@
-//# architectures sm_80 sm_90 compute_80 local_bytes=56
+//# architectures sm_80 sm_90 compute_80 local_bytes=88
 // Moves the oldest full pages of a paged cache into another one: their keys are appended there, by
 // a block for each key that can move. Then a block for each sequence writes both lengths and turns
 // the row of the block table.

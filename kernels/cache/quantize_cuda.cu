@@ -1,10 +1,11 @@
-//# architectures sm_80 sm_90 compute_80
-// Quantisation to fp8 and to ggml blocks, with the codes of core/dtype.h, and to i8 and i4. A warp
-// takes 32 neighbouring elements of a row at a time, which is one ggml block.
+//# architectures sm_80 sm_90 compute_80 local_bytes=8
+// Quantisation to fp8 and to ggml blocks, with the codes of core/dtype.h, to i8, i4 and nvfp4. A
+// warp takes 32 neighbouring elements of a row at a time, which is one ggml block.
 //
 // A launch is one kernel, so that only a block can know the maximum of a group before it quantizes:
 // with scale amax a group is the work of one block, a whole tensor too. That is slow for large
 // tensors with one scale, and right.
+#include "../common/cache_format.cuh"
 #include "../common/convert.cuh"
 #include "../common/row_scale.cuh"
 #include "../shared/quantize_args.h"
@@ -37,9 +38,9 @@ __device__ Span group_span(const attn_quantize_kernarg& a, long long group) {
 
 // Element 32 * chunk + lane of a row, for item number `item` of the span.
 struct Place {
-  long long src, dst;  // offsets in elements
-  long long group;
-  bool inside;  // of head_dim
+  long long src, dst;      // offsets in elements
+  long long group, scale;  // scale: of nvfp4 its own, else its row's
+  bool inside;             // of head_dim
 };
 
 __device__ Place place(const attn_quantize_kernarg& a, const Span& span, long long chunks,
@@ -54,6 +55,8 @@ __device__ Place place(const attn_quantize_kernarg& a, const Span& span, long lo
   p.dst = b * a.dst_stride[0] + s * a.dst_stride[1] + h * a.dst_stride[2] + d;
   p.group = (b / a.group_batch * (a.heads / a.group_heads) + h / a.group_heads) * a.seq_groups +
             s / a.group_seqs;
+  p.scale = b * a.scale_stride[0] + s * a.scale_stride[1] + h * a.scale_stride[2];
+  if (a.dst_type == attn_element_nvfp4) p.scale += d / attn_nvfp4_group;
   p.inside = d < a.head_dim;
   return p;
 }
@@ -75,6 +78,24 @@ __device__ unsigned encode_quotient(const attn_quantize_kernarg& a, float x, flo
   return attn::encode(f, __ddiv_rn(x, descale), a.saturate);
 }
 
+// Codes of neighbours, each half a byte, by all lanes of a warp.
+__device__ void store_halves(unsigned char* dst, const Place& p, unsigned code) {
+  const unsigned behind = __shfl_down_sync(all_lanes, code, 1);
+  if (p.inside && threadIdx.x % 2 == 0)
+    dst[p.dst / 2] = (unsigned char)((code & 15) | (behind & 15) << 4);
+}
+
+__device__ void quantize_nvfp4(const attn_quantize_kernarg& a, const Place& p, float by) {
+  const float x[] = {p.inside ? attn::device::narrow(__ddiv_rn(load(a, p.src), by), false) : 0};
+  float most = attn::device::largest_finite(x);
+  for (int step = attn_nvfp4_group / 2; step > 0; step /= 2)
+    most = attn::ptx::max_nan(most, __shfl_xor_sync(all_lanes, most, step));
+  const unsigned scale = attn::device::nvfp4_scale(most);
+  if (p.inside && threadIdx.x % attn_nvfp4_group == 0)
+    static_cast<unsigned char*>(a.scales)[p.scale] = (unsigned char)scale;
+  store_halves(static_cast<unsigned char*>(a.dst), p, attn::device::nvfp4_code(x[0], scale));
+}
+
 // The items first, first + step, .. of the span; `descale` counts with scale amax.
 __device__ void quantize(const attn_quantize_kernarg& a, const Span& span, long long first,
                          long long step, float descale) {
@@ -83,23 +104,48 @@ __device__ void quantize(const attn_quantize_kernarg& a, const Span& span, long 
   const long long items = span.batches * span.seqs * span.heads * chunks;
   for (long long item = first; item < items; item += step) {
     const Place p = place(a, span, chunks, item);
+    const float by = a.scale == attn_quantize_given ? a.descale[p.group] : descale;
     if (ggml) {
       const float x[] = {load(a, p.src)};
       attn::device::store_ggml(attn::device::ggml_block(a.dst, a.dst_type, p.dst), a.dst_type, x,
                                a.saturate);
+    } else if (a.dst_type == attn_element_nvfp4) {
+      quantize_nvfp4(a, p, by);
     } else if (p.inside) {
-      const float by = a.scale == attn_quantize_given ? a.descale[p.group] : descale;
       static_cast<unsigned char*>(a.dst)[p.dst] =
           (unsigned char)encode_quotient(a, load(a, p.src), by);
     }
   }
 }
 
-// i8 and i4: rows first, first + step, ..
+// f8_e4m3fn_token: its codes saturate whatever a.saturate is.
+__device__ void quantize_token(const attn_quantize_kernarg& a, long long row, long long chunks) {
+  const Span span = whole(a);
+  float most = 0;
+  for (long long chunk = 0; chunk < chunks; ++chunk) {
+    const Place p = place(a, span, chunks, row * chunks + chunk);
+    most = fmaxf(most, p.inside ? attn::device::finite_magnitude(load(a, p.src)) : 0);
+  }
+  const float scale = attn::device::token_scale(warp_max(most));
+  for (long long chunk = 0; chunk < chunks; ++chunk) {
+    const Place p = place(a, span, chunks, row * chunks + chunk);
+    if (chunk == 0 && threadIdx.x % 32 == 0) static_cast<float*>(a.scales)[p.scale] = scale;
+    if (!p.inside) continue;
+    const float x = load(a, p.src);
+    static_cast<unsigned char*>(a.dst)[p.dst] =
+        (unsigned char)attn::encode(a.format, __ddiv_rn(x, scale), true);
+  }
+}
+
+// Types with a scale of a row: rows first, first + step, ..
 __device__ void quantize_rows(const attn_quantize_kernarg& a, long long first, long long step) {
   const Span span = whole(a);
   const long long chunks = (a.head_dim + 31) / 32, rows = span.batches * span.seqs * span.heads;
   for (long long row = first; row < rows; row += step) {
+    if (a.dst_type == attn_element_f8_e4m3fn_token) {
+      quantize_token(a, row, chunks);
+      continue;
+    }
     float amax = 0;
     bool has_nan = false;
     for (long long chunk = 0; chunk < chunks; ++chunk) {
@@ -113,8 +159,8 @@ __device__ void quantize_rows(const attn_quantize_kernarg& a, long long first, l
     const unsigned short scale = attn::device::row_scale(a.dst_type, amax, a.saturate);
     if (threadIdx.x % 32 == 0) {
       const long long h = row % a.heads, s = row / a.heads % a.seqlen, b = row / a.heads / a.seqlen;
-      a.row_scale[b * a.row_scale_stride[0] + s * a.row_scale_stride[1] +
-                  h * a.row_scale_stride[2]] = scale;
+      static_cast<unsigned short*>(
+          a.scales)[b * a.scale_stride[0] + s * a.scale_stride[1] + h * a.scale_stride[2]] = scale;
     }
     for (long long chunk = 0; chunk < chunks; ++chunk) {
       const Place p = place(a, span, chunks, row * chunks + chunk);
@@ -123,9 +169,7 @@ __device__ void quantize_rows(const attn_quantize_kernarg& a, long long first, l
       if (a.dst_type == attn_element_i8) {
         if (p.inside) dst[p.dst] = (unsigned char)code;
       } else {
-        const int behind = __shfl_down_sync(all_lanes, code, 1);
-        if (p.inside && threadIdx.x % 2 == 0)
-          dst[p.dst / 2] = (unsigned char)((code & 15) | (behind & 15) << 4);
+        store_halves(dst, p, unsigned(code));
       }
     }
   }
@@ -173,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(32 * attn_quantize_warps)
          g += threads)
       a.descale[g] = 1;
   }
-  if (attn::has_row_scale(a.dst_type))
+  if (attn::has_row_scale(a.dst_type) || a.dst_type == attn_element_f8_e4m3fn_token)
     return quantize_rows(a, blockIdx.x * (long long)attn_quantize_warps + warp, threads / 32);
   quantize(a, whole(a), blockIdx.x * (long long)attn_quantize_warps + warp, threads / 32, 1);
 }

@@ -11,17 +11,27 @@
 
 enum { attn_decode_max_segments = 8 };
 
-// i8, i4: f16, one for each token and head.
+// i8, i4: f16, one for each token and head; f8_e4m3fn_token: f32; nvfp4: e4m3, one for each 16
+// columns.
 struct attn_key_scales {
   const void* at;
-  long long batch;  // elements between sequences or pages: of pages an even number
+  // Bytes, of mla_* scales, between sequences or pages; of i8's and i4's pages a multiple of 4
+  // bytes.
+  long long batch;
   int seq, head;
 };
 
 struct attn_decode_segment {
   const void* k;  // padded [batch, seq, head, head_dim], packed [total, head, head_dim]
   const void* v;  // or paged [num_pages, page_size, head, head_dim]
-  long long k_stride[3], v_stride[3];  // elements: batch or page, seq, head
+  union {
+    long long k_stride[3];         // elements: batch or page, seq, head
+    attn_descale k_nvfp4_descale;  // of own_types, whose strides only the maps have
+  };
+  union {
+    long long v_stride[3];
+    attn_descale v_nvfp4_descale;
+  };
   attn_kv_lengths lengths;
   const int* block_table;  // paged: [batch, max_pages]; null: not paged
   int num_pages, page_size, max_pages;
@@ -52,18 +62,24 @@ struct attn_decode_kernarg {
   int seqlen_q;                          // capacity
   int rows_taken;  // sequences of more rows, queries times `group`, are another kernel's
   int head_dim, head_dim_v;
-  int q_type, out_type;      // shared/types.h
-  int kv_e5m2;               // fp8 K and V: e5m2, else e4m3
+  int q_type, out_type;  // shared/types.h
+  union {
+    int kv_e5m2;      // fp8 K and V: e5m2, else e4m3
+    int v_scales_at;  // of own_types: in a stage, as scales_at of K's
+  };
   int stages;                // of the ring
   int k_bytes, stage_bytes;  // of own_types: a unit's in shared memory
-  int scales_at;             // of own_types: of i8 and i4, in a stage; 0: no such segment
+  int scales_at;             // of own_types: in a stage; 0: no segment has an array of scales
   int heads_log2;  // of own_types: of the K/V heads of a block, 0 to 2; heads_kv counts such
                    // groups
   int columns;     // see Work
   int split_invariant;
-  int loaders;            // warps of a block that load
-  int split_keys;         // of fixed_split; 0: parts of a head end where blocks do
-  int whole_heads;        // with split_keys: a block takes all splits of a head's row tile
+  int loaders;     // warps of a block that load
+  int split_keys;  // of fixed_split; 0: parts of a head end where blocks do
+  union {
+    int whole_heads;  // with split_keys: a block takes all splits of a head's row tile
+    int v_by_fours;   // of own_types: V of each segment is nvfp4, see NvFp4
+  };
   int row_tiles, splits;  // with split_keys: of a head, of a row tile, at most
   int num_segments;
   float scale;    // of the scores

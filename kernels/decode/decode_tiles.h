@@ -4,6 +4,7 @@
 
 #include "../shared/ggml_layout.h"
 #include "../shared/host_device.h"
+#include "../shared/nvfp4.h"
 #include "../shared/row_scale.h"
 
 namespace attn::decode {
@@ -24,7 +25,7 @@ constexpr int merged_parts = 32;  // results that one block adds up
 template <class Of>
 constexpr unsigned long long of_types(Of&& of) {
   unsigned long long all = 0;
-  for (int type = attn_element_q8_0; type <= attn_element_i4; ++type)
+  for (int type = attn_element_q8_0; type <= attn_element_nvfp4; ++type)
     all |= (unsigned long long)of(type) << 4 * (type - attn_element_q8_0);
   return all;
 }
@@ -61,7 +62,8 @@ ATTN_HOST_DEVICE constexpr RowPlace panels_of(int row_bytes) {
 }
 ATTN_HOST_DEVICE constexpr RowPlace row_place(int type, int columns) {
   if (is_ggml(type)) return {block_pitch(type, columns), 1};
-  if (has_row_scale(type)) return panels_of(type == attn_element_i8 ? columns : columns / 2);
+  if (has_scale_array(type))
+    return panels_of(type == attn_element_i4 || type == attn_element_nvfp4 ? columns / 2 : columns);
   return panels_of(columns * 2);
 }
 // The same where a block has several K/V heads at once: then rows of blocks have as many heads as
@@ -86,10 +88,11 @@ ATTN_HOST_DEVICE constexpr OwnPlace own_place(int type, int columns, int at_once
   const int heads = bytes % 16 == 0 ? 1 : bytes % 8 == 0 ? 2 : 4;
   return {odd_pitch(heads * bytes), 1, heads, bytes};
 }
-// i8 and i4: bytes of a unit's scales, which follow its K and V: one word for each key, K's first.
-constexpr int scale_bytes = 4 * unit_keys;
-constexpr int unit_scale_bytes = 1024;  // so that stages stay where swizzles begin
-static_assert(2 * scale_bytes <= unit_scale_bytes);
+// Bytes of a key's scales, which follow a unit's K and V, K's first: of i8 and i4 the word that has
+// its own, of f8_e4m3fn_token its own, of nvfp4 all of the row.
+ATTN_HOST_DEVICE constexpr int key_scale_bytes(int type, int columns) {
+  return type == attn_element_nvfp4 ? columns / attn_nvfp4_group : has_scale_array(type) ? 4 : 0;
+}
 
 struct DecodeTile {
   int head_dim, head_dim_v;

@@ -9,10 +9,12 @@
 // In shared memory a key has ggml's blocks as they are in the cache: a scale and 32 codes, of which
 // those of even blocks begin in the middle of a word. i8 and i4 are panels of 32, 64 or 128 bytes
 // of each row, whose chunks of 16 bytes are swizzled as TMA does it; their scales are in an array
-// of their own, one for each key and head.
+// of their own, one for each key and head. f8_e4m3fn_token is like i8, with scales in float32;
+// nvfp4 like i4, with one for each 16 columns.
 #pragma once
 #include "../common/element.cuh"
 #include "../common/iq4_nl.cuh"
+#include "../ptx/convert_fp8.h"
 #include "../ptx/f16x2.h"
 #include "../ptx/ldmatrix.h"
 #include "../ptx/load_shared.h"
@@ -29,10 +31,10 @@ struct KeyOrder {
   int lane, odd, upper, other;
 };
 constexpr unsigned long long key_orders = of_types([](int t) {
-  return t == attn_element_i4 ? 1 : t == attn_element_iq4_nl ? 2 : 3;
+  return t == attn_element_i4 || t == attn_element_nvfp4 ? 1 : t == attn_element_iq4_nl ? 2 : 3;
 });
 __device__ __forceinline__ KeyOrder key_order(int type) {
-  // A byte each of q's type, i4, iq4_nl, and of all others.
+  // A byte each of q's type, of i4 and nvfp4, of iq4_nl, and of all others.
   const int at = type < attn_element_q8_0 ? 0 : 8 * of_type(key_orders, type);
   return {0x04040802 >> at & 0xff, 0x01020208 >> at & 0xff, 0x10100110 >> at & 0xff,
           0x02010401 >> at & 0xff};
@@ -87,15 +89,18 @@ __device__ __forceinline__ void add_fifth_bits(unsigned (&a)[2][4], int key, uns
   }
 }
 __device__ __forceinline__ constexpr bool below_normal(int type) {
-  return type == attn_element_i4 || (is_ggml(type) && type != attn_element_q8_0);
+  return type == attn_element_i4 || type == attn_element_nvfp4 ||
+         (is_ggml(type) && type != attn_element_q8_0);
 }
 ATTN_HOST_DEVICE constexpr int code_offset(int type) {
   if (type == attn_element_i4) return 8;
   return type == attn_element_iq4_nl ? 128 : block_layout(type).offset;
 }
 // What a column of Q is multiplied with, in [1, 2) before: the smallest that 1 / 16 of it is as
-// exact. The scores then have 2^-14 of their value.
+// exact; of nvfp4, whose elements have 2^-14 of their value, with nothing. The scores then have
+// 2^-14 of their value.
 __device__ __forceinline__ constexpr float column_factor(int type, bool upper) {
+  if (type == attn_element_nvfp4) return 1;
   return upper && type != attn_element_iq4_nl ? 64 : 1024;
 }
 constexpr float scores_factor = 1 << 14;
@@ -362,6 +367,32 @@ struct I8 {
   }
 };
 
+// The same of e4m3.
+template <int columns>
+struct E4m3Codes : I8<columns> {
+  using typename I8<columns>::P;
+
+  // Bytes 0 and 2, then 1 and 3.
+  static __device__ __forceinline__ void two_pairs(unsigned w, unsigned* even, unsigned* odd) {
+    ptx::f16_of_e4m3_word(__byte_perm(w, 0, 0x3120), even, odd);
+  }
+  static __device__ __forceinline__ void load_k(unsigned (&a)[2][2][4], unsigned k, int n) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      unsigned w[4];
+      ptx::ldmatrix(w, P::chunk(k, 4 * n + 2 * i));
+#pragma unroll
+      for (int j = 0; j < 4; ++j) two_pairs(w[j], &a[i][j / 2][j % 2], &a[i][j / 2][2 + j % 2]);
+    }
+  }
+  static __device__ __forceinline__ void load_v(unsigned (&a)[2][4], unsigned v, int n, int) {
+    unsigned w[4];
+    ptx::ldmatrix_transposed(w, P::chunk(v, 2 * n));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) two_pairs(w[i], &a[i / 2][i % 2 * 2], &a[i / 2][i % 2 * 2 + 1]);
+  }
+};
+
 // Byte i has code 2i in its lower, and 2i + 1 in its upper half: a chunk is 32 columns.
 template <int columns>
 struct I4 {
@@ -397,6 +428,83 @@ struct I4 {
       }
   }
 };
+
+// Codes as in I4, e2m1, and a scale in e4m3 for each 16 columns: byte n of a key's row of scales.
+// A code in f16's bits with the exponent's low two is 2^-14 times its value, exactly, and so is its
+// product with a scale: both have few digits, and none is below f16's last one, 2^-24.
+template <int columns>
+struct NvFp4 {
+  using P = CodePanels<columns / 2>;
+  static constexpr int scale_row = key_scale_bytes(attn_element_nvfp4, columns);
+
+  // Of codes from bit `at` on of both halves of a word, each times its scale. Signs go to the
+  // scales, so that two instructions are free of each other.
+  template <int at>
+  static __device__ __forceinline__ unsigned pair(unsigned w, unsigned scales) {
+    const unsigned magnitude = (at < 10 ? w << (9 - at & 31) : w >> (at - 9 & 31)) & 0x0e000e00;
+    return ptx::mul_f16x2(magnitude, ptx::and_xor(w << (12 - at), 0x80008000, scales));
+  }
+  // Scales of a key that a lane needs: of its columns in two times 32, 8 of each. of_key: of 64.
+  static __device__ __forceinline__ unsigned k_scales(unsigned of_key, int t) {
+    return ptx::f16_of_e4m3((unsigned short)__byte_perm(of_key, 0, t < 2 ? 0x4420 : 0x4431));
+  }
+  // 32 columns, number i of two. x, y: the lane's codes of keys g and g + 8; scales: k_scales().
+  static __device__ __forceinline__ void take_k(unsigned (&a)[2][4], unsigned x, unsigned y,
+                                                const unsigned (&scales)[2], int i) {
+#pragma unroll
+    for (int key = 0; key < 2; ++key) {
+      const unsigned scale = __byte_perm(scales[key], 0, i == 0 ? 0x1010 : 0x3232),
+                     word = key == 0 ? x : y;
+      a[0][key] = pair<0>(word, scale);
+      a[1][key] = pair<4>(word, scale);
+      a[0][2 + key] = pair<8>(word, scale);
+      a[1][2 + key] = pair<12>(word, scale);
+    }
+  }
+  // Where V of each segment is nvfp4, rows g and g + 8 of tiles 2n and 2n + 1 are columns 32n + 4g
+  // to 32n + 4g + 3: so a matrix has four codes of a key as one element. 64 columns from 64n on, 32
+  // each. v: as of K; scales: of keys v_key(i), of these columns.
+  static __device__ __forceinline__ void load_v_by_fours(unsigned (&a)[2][2][4], unsigned v,
+                                                         const unsigned (&scales)[4], int n,
+                                                         int g) {
+    unsigned w[4];
+    ptx::ldmatrix_transposed(w, P::chunk(v, 2 * n));
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        const unsigned word = w[2 * i + step],
+                       scale = ptx::f16_of_e4m3((unsigned short)__byte_perm(
+                           scales[2 * step], scales[2 * step + 1], 0x40 + (2 * i + g / 4) * 0x11));
+        a[i][0][2 * step] = pair<0>(word, scale);
+        a[i][0][2 * step + 1] = pair<4>(word, scale);
+        a[i][1][2 * step] = pair<8>(word, scale);
+        a[i][1][2 * step + 1] = pair<12>(word, scale);
+      }
+  }
+  // 32 columns from 32n on; v: as of I4. scales: of keys v_key(i), of columns 64 * (n / 2) on.
+  static __device__ __forceinline__ void load_v(unsigned (&a)[2][4], unsigned v,
+                                                const unsigned (&scales)[4], int n, int g) {
+    const unsigned own_bytes = g % 4 | (4 + g % 4) << 8;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const unsigned x_at = P::chunk(v, n) ^ 8 * i,
+                     y_at = (P::pitch == panel_pitch ? x_at ^ 16 : x_at) + P::pitch;
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        const int at = step * 8 * P::pitch;
+        // Byte g of both, as bytes 0 and 2.
+        const unsigned both = __byte_perm(ptx::load_shared(x_at + at), ptx::load_shared(y_at + at),
+                                          own_bytes),
+                       scale = ptx::f16_of_e4m3((unsigned short)__byte_perm(
+                           scales[2 * step], scales[2 * step + 1], 0x40 + (n % 2 * 2 + i) * 0x11));
+        a[i][2 * step] = pair<0>(both, scale);
+        a[i][2 * step + 1] = pair<4>(both, scale);
+      }
+    }
+  }
+};
+constexpr float nvfp4_factor = 1 << 14;  // makes elements of such products
 
 // V of 16 bits, from panels of 128 bytes of each row. v: the warp's rows.
 struct PlainRows {

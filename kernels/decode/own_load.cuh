@@ -1,5 +1,6 @@
 // The warp that loads where each segment's K and V have types of their own. Other than in
-// swapped_load.cuh all its lanes go one way, because scales of i8 and i4 are copied by all of them.
+// swapped_load.cuh all its lanes go one way, because scales in an array are copied by all of
+// them.
 #pragma once
 #include "../ptx/cp_async_part.h"
 #include "own_elements.cuh"
@@ -13,10 +14,10 @@ struct OwnBoxes {
   int pitch, panels, key_bytes;  // of a key's row, and of all that a key has
   int column, columns, head;     // of the first panel; of a panel; as the map counts heads
   // In OwnUnit::types: of blocks what is before a row in shared memory, in 4 bytes; of i8 and i4
-  // halves, see own_elements.cuh.
+  // halves, see own_elements.cuh; of nvfp4 the segment's number.
   int more;
   unsigned long long scales;  // address of those of the segment's first key, or of page 0
-  long long scales_apart;     // bytes between the two words that a lane copies of a stage
+  long long scales_apart;     // bytes between the two keys' that a lane copies of a stage
 };
 
 template <DecodeTile tile>
@@ -53,10 +54,10 @@ struct OwnLoader : SwappedLoader<OwnTypes, tile> {
     __syncwarp();
     const int keys = stage_keys(), head = lane() / keys, key = lane() % keys;
     const auto lane_scale = [&](const OwnBoxes& boxes, const attn_key_scales& scales) {
-      return boxes.scales + 2 * (head * (long long)scales.head + key * (long long)scales.seq);
+      return boxes.scales + head * (long long)scales.head + key * (long long)scales.seq;
     };
-    if (has_row_scale(s.k_type)) k_scale = lane_scale(k, s.k_scales);
-    if (has_row_scale(s.v_type)) v_scale = lane_scale(v, s.v_scales);
+    if (has_scale_array(s.k_type)) k_scale = lane_scale(k, s.k_scales);
+    if (has_scale_array(s.v_type)) v_scale = lane_scale(v, s.v_scales);
   }
   __device__ __forceinline__ int stage_keys() const { return unit_keys >> a.heads_log2; }
   __device__ __forceinline__ OwnBoxes begin(const attn_decode_segment& s,
@@ -67,7 +68,7 @@ struct OwnLoader : SwappedLoader<OwnTypes, tile> {
     const OwnPlace place = own_place(type, columns, 1 << a.heads_log2);
     boxes.pitch = place.pitch, boxes.panels = place.panels;
     boxes.key_bytes = place.key_bytes(1 << a.heads_log2);
-    boxes.columns = panel_pitch / (has_row_scale(type) ? 1 : 2);
+    boxes.columns = panel_pitch / (has_scale_array(type) ? 1 : 2);
     const int first_head = at.h << a.heads_log2;
     boxes.head = first_head / place.heads;
     if (is_ggml(type) && a.heads_log2 == 0) {
@@ -76,16 +77,18 @@ struct OwnLoader : SwappedLoader<OwnTypes, tile> {
       boxes.column = first_head * head_pitch / 8 * 8;
       boxes.more = first_head * head_pitch % 8 / 2;
     }
-    if (!has_row_scale(type)) return boxes;
+    if (!has_scale_array(type)) return boxes;
     // Units begin at even rows, in pages too.
     const long long first = s.block_table ? 0
                                           : (s.lengths.cu_seqlens ? 0 : at.b * scales.batch) +
                                                 at.row * (long long)scales.seq;
     boxes.scales = reinterpret_cast<unsigned long long>(scales.at) +
-                   2 * (first_head * (long long)scales.head + first);
-    boxes.scales_apart = 2 * (a.heads_log2 == 0 ? 32 * (long long)scales.seq
-                                                : (long long)scales.head << (a.heads_log2 - 1));
-    boxes.more = int(boxes.scales / 2 % 2) | (scales.seq & 1) << 1 | (scales.head & 1) << 2;
+                   first_head * (long long)scales.head + first;
+    boxes.scales_apart = a.heads_log2 == 0 ? 32 * (long long)scales.seq
+                                           : (long long)scales.head << (a.heads_log2 - 1);
+    boxes.more = type == attn_element_nvfp4
+                     ? at.segment
+                     : int(boxes.scales & 2 | scales.seq << 1 & 4 | scales.head << 2 & 8) >> 1;
     return boxes;
   }
 
@@ -104,13 +107,40 @@ struct OwnLoader : SwappedLoader<OwnTypes, tile> {
     copy(k, to + key * k.pitch, full, row, entry);
     copy(v, to + a.k_bytes + key * v.pitch, full, row, entry);
   }
-  // The words that have the scales of a stage's keys, from `local` on, of head after head; if a
-  // scale is a word's first half, the other one is not read.
-  __device__ __forceinline__ void copy_scales(const attn_decode_segment& s, const OwnBoxes& boxes,
-                                              const attn_key_scales& scales,
+  // Scales of a stage's keys, from `local` on, of head after head: of i8 and i4 the words that have
+  // them; if a scale is a word's first half, the other one is not read.
+  template <int columns>
+  __device__ __forceinline__ void copy_scales(const attn_decode_segment& s, int type,
+                                              const OwnBoxes& boxes, const attn_key_scales& scales,
                                               unsigned long long lane_scale, unsigned to,
                                               unsigned long long valid, int before,
                                               int local) const {
+    constexpr int row = key_scale_bytes(attn_element_nvfp4, columns);
+    const auto each = [&](auto&& copy) {
+      each_scale(s, boxes, scales, lane_scale, valid, before, local, copy);
+    };
+    // A way for each: what this warp does for a stage is what short rows wait for.
+    if (type == attn_element_nvfp4)
+      each([&](int place, unsigned long long scale, bool there) {
+        ptx::cp_async_if<row>(to + row * place, reinterpret_cast<const void*>(scale), there);
+      });
+    else if (type == attn_element_f8_e4m3fn_token)
+      each([&](int place, unsigned long long scale, bool there) {
+        ptx::cp_async_if<4>(to + 4 * place, reinterpret_cast<const void*>(scale), there);
+      });
+    else
+      each([&](int place, unsigned long long scale, bool there) {
+        ptx::cp_async_part_if(to + 4 * place, reinterpret_cast<const void*>(scale & ~3ull),
+                              scale % 4 == 0 ? 2 : 4, there);
+      });
+  }
+  // Calls copy(place, address, there) for a stage's scales.
+  template <class Copy>
+  __device__ __forceinline__ void each_scale(const attn_decode_segment& s, const OwnBoxes& boxes,
+                                             const attn_key_scales& scales,
+                                             unsigned long long lane_scale,
+                                             unsigned long long valid, int before, int local,
+                                             Copy&& copy) const {
     const int keys = stage_keys();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -122,14 +152,12 @@ struct OwnLoader : SwappedLoader<OwnTypes, tile> {
         for (int box = 1; box < Base::max_boxes; ++box)
           if (before + key >= box * s.box_keys) entry = page[box];
         // Instead of row `key`.
-        scale +=
-            2 * (entry * scales.batch + (slot_of(s, local + key) - key) * (long long)scales.seq);
+        scale += entry * scales.batch + (slot_of(s, local + key) - key) * (long long)scales.seq;
       } else {
-        scale += 2 * (local * (long long)scales.seq);
+        scale += local * (long long)scales.seq;
       }
       const bool there = valid == ~0ull || (valid >> key & 1);
-      ptx::cp_async_part_if(to + 4 * place, reinterpret_cast<const void*>(scale & ~3ull),
-                            scale % 4 == 0 ? 2 : 4, there);
+      copy(place, scale, there);
     }
   }
 
@@ -175,11 +203,12 @@ struct OwnLoader : SwappedLoader<OwnTypes, tile> {
         ptx::mbarrier_arrive_expect(full, copied * (k.key_bytes + v.key_bytes));
       }
       if (a.scales_at) {
-        const unsigned scales = to + a.scales_at;
-        if (has_row_scale(s.k_type))
-          copy_scales(s, k, s.k_scales, k_scale, scales, there, before, local);
-        if (has_row_scale(s.v_type))
-          copy_scales(s, v, s.v_scales, v_scale, scales + scale_bytes, there, before, local);
+        if (has_scale_array(s.k_type))
+          copy_scales<tile.head_dim>(s, s.k_type, k, s.k_scales, k_scale, to + a.scales_at, there,
+                                     before, local);
+        if (has_scale_array(s.v_type))
+          copy_scales<tile.head_dim_v>(s, s.v_type, v, s.v_scales, v_scale, to + a.v_scales_at,
+                                       there, before, local);
         ptx::cp_async_arrive(full);
       }
       __syncwarp();

@@ -16,12 +16,13 @@ struct attn_quantize_kernarg {
   // Group g holds group_seqs rows of group_heads heads of group_batch batches, the last of a
   // sequence fewer rows: ((batch / group_batch) * (heads / group_heads)) * seq_groups groups.
   long long groups, group_batch, group_seqs, group_heads, seq_groups;
-  double max_finite;        // of dst_type
+  double max_finite;        // of dst_type; nvfp4: of a code times a scale
   attn::SmallFloat format;  // of dst_type if that is fp8
   int src_type, dst_type;   // types.h; fp8: see format
   int scale, saturate;
-  unsigned short* row_scale;      // of i8 and i4, f16
-  long long row_scale_stride[3];  // batch, seq, head
+  void* scales;               // of a row: of i8 and i4 f16, of f8_e4m3fn_token f32; of nvfp4 of 16
+                              // elements, e4m3
+  long long scale_stride[3];  // batch, seq, head
 };
 
 #endif

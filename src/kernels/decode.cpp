@@ -1,8 +1,8 @@
 // The kernels decode_*: few queries against many keys, of 16 bits as the queries or of fp8. They
 // differ by the head dimensions and rows they take. decode_sm90_*_r8 to _r64 are for wgmma; _r64
 // take more rows in tiles of 64. decode_sm80_* and decode_sm89_* are for all other devices.
-// decode_sm90_blocks_*: K and V of each segment in ggml's blocks, i8, i4 or q's type; up to 8 rows,
-// _r16 up to 16.
+// decode_sm90_blocks_*: K and V of each segment in ggml's blocks, i8, i4, f8_e4m3fn_token, nvfp4 or
+// q's type; up to 8 rows, _r16 up to 16.
 #include "kernels/decode.h"
 
 #include "kernels/families.h"
@@ -36,17 +36,19 @@ constexpr Limits limits(const decode::Variant& variant) {
   Limits limits = {
       .in_types = fp8 || tile.own_types ? both : type,
       .kv_types = fp8              ? fp8_of_cuda
-                  : tile.own_types ? both | ggml_types | device_scaled_types
+                  : tile.own_types ? both | ggml_types | device_scale_arrays
                                    : type,
       .out_types = float_types,
       .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT |
                (tile.takes_positions() ? ATTN_QUERY_POSITIONS : 0u),
-      .features = forward_features | feature_segments | feature_paged_kv | feature_softcap |
-                  feature_tree | (tile.takes_positions() ? feature_key_positions : 0u) |
-                  (tile.takes_kv_begin() ? feature_kv_begin : 0u) |
-                  (tile.swapped ? feature_fixed_split : 0u) | (fp8 ? kv_descale_features : 0u) |
-                  (fp8 && !variant.copy_engine ? feature_shared_descales : 0u) |
-                  (tile.own_types ? feature_mixed_kv_types : 0u),
+      .features =
+          forward_features | feature_segments | feature_paged_kv | feature_softcap | feature_tree |
+          (tile.takes_positions() ? feature_key_positions : 0u) |
+          (tile.takes_kv_begin() ? feature_kv_begin : 0u) |
+          (tile.swapped ? feature_fixed_split : 0u) | (fp8 ? kv_descale_features : 0u) |
+          (fp8 && !variant.copy_engine ? feature_shared_descales : 0u) |
+          (tile.own_types ? feature_mixed_kv_types | feature_descale_tensor | feature_descale_head
+                          : 0u),
       .head_dim = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim},
       .head_dim_v = {.multiple = fp8 ? 16 : 8, .max = tile.head_dim_v},
       .seqlen_q = {.max = tiled ? INT32_MAX : tile.rows()},

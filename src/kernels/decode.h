@@ -18,6 +18,8 @@
 
 namespace attn::decode {
 
+static_assert(int(attn_element_nvfp4) == ATTN_NVFP4);
+
 constexpr int ring_bytes = 192 << 10;  // of the blocks of a multiprocessor
 constexpr int64_t few_units = 16, few_units_of_swapped = 4, many_units = 48;  // of a block
 constexpr int64_t few_units_of_blocks = 3;
@@ -33,12 +35,12 @@ constexpr int64_t split_bytes_max = 512 << 20;
 struct Shape {
   int heads = 1;  // K/V heads that a block of own_types has at once
   int stages = 0;
-  int k_bytes = 0, stage_bytes = 0;  // of a unit in shared memory
-  int scales_at = 0;                 // in it, of i8 and i4
-  int64_t blocks = 0;                // a multiple of columns_of()
-  int64_t splits = 0;                // of a row tile at most; 0: without fixed_split
-  bool whole_heads = false;          // blocks take whole row tiles
-  int64_t slots = 0;                 // of the workspace
+  int k_bytes = 0, stage_bytes = 0;    // of a unit in shared memory
+  int scales_at = 0, v_scales_at = 0;  // in it, K's and V's; 0: none
+  int64_t blocks = 0;                  // a multiple of columns_of()
+  int64_t splits = 0;                  // of a row tile at most; 0: without fixed_split
+  bool whole_heads = false;            // blocks take whole row tiles
+  int64_t slots = 0;                   // of the workspace
 };
 // Rows, queries times query heads of a K/V head, of the sequences that a launch takes: of all, or
 // (few) of those that one row tile holds.
@@ -104,9 +106,17 @@ inline void set_places(const Problem& p, const DecodeTile& tile, Shape* shape) {
     v_bytes = std::max(v_bytes, place_bytes(s.v_type, tile.head_dim_v, tile, shape->heads));
   }
   shape->stage_bytes = shape->k_bytes + v_bytes;
-  if (!((p.needs.k_types | p.needs.v_types) & device_scaled_types)) return;
+  if (!((p.needs.k_types | p.needs.v_types) & types_with_scales)) return;
+  const auto scales = [](uint32_t types, int columns) {
+    return unit_keys *
+           key_scale_bytes(types & type_bit(ATTN_NVFP4) ? ATTN_NVFP4 : ATTN_I8, columns);
+  };
   shape->scales_at = shape->stage_bytes;
-  shape->stage_bytes += unit_scale_bytes;
+  shape->v_scales_at = shape->scales_at + scales(p.needs.k_types, tile.head_dim);
+  // In whole 1024 bytes, as K and V.
+  shape->stage_bytes +=
+      (shape->v_scales_at - shape->scales_at + scales(p.needs.v_types, tile.head_dim_v) + 1023) /
+      1024 * 1024;
 }
 
 // A few blocks fewer in a column if their shares then begin and end with row tiles, where these are
@@ -215,8 +225,9 @@ inline Workspace workspace_of(int64_t slots, const DecodeTile& tile) {
   return {stats_at, arrived_at, arrived_at + 2 * slots * int64_t{sizeof(unsigned)}};
 }
 
-inline attn_key_scales key_scales(const attn_strides& stride) {
-  return {nullptr, stride.batch, int(stride.seq), int(stride.head)};
+// size: bytes of a scale, of kernels that count bytes.
+inline attn_key_scales key_scales(const attn_strides& stride, int64_t size = 1) {
+  return {nullptr, size * stride.batch, int(size * stride.seq), int(size * stride.head)};
 }
 
 inline attn_decode_kernarg& common(attn_decode_kernarg& kernarg) {
@@ -243,7 +254,13 @@ Kernarg<engine> constants(const Problem& p, int64_t rows, const Shape& shape) {
   a.head_dim_v = int(p.head_dim_v);
   a.q_type = p.q_type;
   a.out_type = p.out_type;
-  a.kv_e5m2 = p.segment[0].k_type == ATTN_F8_E5M2;
+  if constexpr (tile.own_types) {
+    a.v_scales_at = shape.v_scales_at;
+    a.v_by_fours = p.needs.v_types == type_bit(ATTN_NVFP4);
+  } else {
+    a.kv_e5m2 = p.segment[0].k_type == ATTN_F8_E5M2;
+    a.whole_heads = shape.whole_heads;
+  }
   a.rows_taken = int(rows);
   a.stages = shape.stages;
   // Warps that load in turns need two stages: they wait for the one before alone.
@@ -253,7 +270,6 @@ Kernarg<engine> constants(const Problem& p, int64_t rows, const Shape& shape) {
   a.scales_at = shape.scales_at;
   a.columns = int(std::min<int64_t>(a.heads_kv, shape.blocks));
   a.split_keys = int(std::min<int64_t>(p.fixed_split, max_length));
-  a.whole_heads = shape.whole_heads;
   a.row_tiles = int(row_tiles(rows, tile));
   a.splits = int(shape.splits);
   a.slots = unsigned(shape.slots);
@@ -273,8 +289,6 @@ Kernarg<engine> constants(const Problem& p, int64_t rows, const Shape& shape) {
   for (int32_t i = 0; i < p.num_segments; ++i) {
     const attn_segment& from = p.segment[i];
     attn_decode_segment& s = a.segment[i];
-    set(s.k_stride, from.k_stride);
-    set(s.v_stride, from.v_stride);
     s.lengths = kv_lengths(from);
     if (from.layout == ATTN_PAGED) {
       s.num_pages = int(from.num_pages);
@@ -289,9 +303,13 @@ Kernarg<engine> constants(const Problem& p, int64_t rows, const Shape& shape) {
     s.k_head = int(dtype_bytes(from.k_type, from.k_stride.head) / 2);
     s.v_head = int(dtype_bytes(from.v_type, from.v_stride.head) / 2);
     if constexpr (tile.own_types) {
-      s.k_scales = key_scales(from.k_scale_stride);
-      s.v_scales = key_scales(from.v_scale_stride);
+      s.k_scales = key_scales(from.k_scale_stride, type_info(from.k_type).scale_bytes);
+      s.v_scales = key_scales(from.v_scale_stride, type_info(from.v_type).scale_bytes);
+      s.k_nvfp4_descale = descale(from.k_descale, p.heads_kv, from);
+      s.v_nvfp4_descale = descale(from.v_descale, p.heads_kv, from);
     } else {
+      set(s.k_stride, from.k_stride);
+      set(s.v_stride, from.v_stride);
       s.k_descale = descale(from.k_descale, p.heads_kv, from);
       s.v_descale = descale(from.v_descale, p.heads_kv, from);
     }
@@ -320,6 +338,8 @@ void patch(const Problem& p, const Args& args, void* workspace, attn_decode_kern
     if constexpr (own_types) {
       s.k_scales.at = of.k_scale;
       s.v_scales.at = of.v_scale;
+      s.k_nvfp4_descale.at = of.k_descale;
+      s.v_nvfp4_descale.at = of.v_descale;
     } else {
       s.k_descale.at = of.k_descale;
       s.v_descale.at = of.v_descale;
@@ -372,7 +392,7 @@ inline TensorMap map_of_blocks(const Problem& p, const attn_segment& s, attn_dty
           .l2_bytes = 128,
           .swizzled = false};
 }
-// Of i8 and i4 an element of the copy engine is a byte.
+// Of codes with scales in an array an element of the copy engine is a byte.
 inline TensorMap map_of_codes(const Problem& p, const attn_segment& s, attn_dtype type,
                               int64_t head_dim, const attn_strides& stride, int heads) {
   const Extents size = extents(p, s);
@@ -412,14 +432,27 @@ inline std::vector<TensorMap> maps_of(const Problem& p, const DecodeTile& tile, 
 
 inline Status check_own_types(const Problem& p) {
   for (const attn_segment& s : p.segment) {
-    for (const auto& [type, stride] :
-         {std::pair{s.k_type, s.k_scale_stride}, {s.v_type, s.v_scale_stride}}) {
+    for (const auto& [type, kind] : {std::pair{s.k_type, s.k_descale}, {s.v_type, s.v_descale}}) {
+      if (kind == ATTN_DESCALE_NONE || (type == ATTN_NVFP4 && kind != ATTN_DESCALE_BLOCK)) continue;
+      return unsupported("a descale of kind ", int(kind), " with ", dtype_name(type),
+                         "; accepted: none (0), and with nvfp4 tensor (1) and head (2)");
+    }
+    for (const auto& [type, stride, dim] : {std::tuple(s.k_type, s.k_scale_stride, p.head_dim),
+                                            std::tuple(s.v_type, s.v_scale_stride, p.head_dim_v)}) {
       if (!dtype_has_scales(type)) continue;
-      if (stride.seq > INT32_MAX || stride.head > INT32_MAX)
+      const int64_t most = INT32_MAX / type_info(type).scale_bytes;
+      if (stride.seq > most || stride.head > most)
         return unsupported("scales of tokens and heads are ", stride.seq, " and ", stride.head,
-                           " apart; accepted: up to ", INT32_MAX);
-      if (s.layout == ATTN_PAGED && stride.batch % 2 != 0)
+                           " apart; accepted: up to ", most);
+      if (type == ATTN_NVFP4) {
+        const int64_t row = scales_of_row(type_info(type), dim);
+        if (stride.seq % row != 0 || stride.head % row != 0 || stride.batch % row != 0)
+          return unsupported("scales of nvfp4 are ", stride.batch, ", ", stride.seq, " and ",
+                             stride.head, " apart; accepted: multiples of ", row,
+                             ", those of a row");
+      } else if (s.layout == ATTN_PAGED && type != ATTN_F8_E4M3FN_TOKEN && stride.batch % 2 != 0) {
         return unsupported("scales of pages are ", stride.batch, " apart; accepted: even numbers");
+      }
     }
     for (const auto& [type, stride, dim] : {std::tuple(s.k_type, s.k_stride, p.head_dim),
                                             std::tuple(s.v_type, s.v_stride, p.head_dim_v)}) {

@@ -21,6 +21,7 @@ constexpr int64_t max_int = std::numeric_limits<int>::max();
 constexpr int64_t max_blocks_y = (1 << 16) - 1;  // on CUDA
 
 const SmallFloat& small_format(attn_dtype type) {
+  if (type == ATTN_F8_E4M3FN_TOKEN) return e4m3fn_format;
   return type == ATTN_F16 ? f16_format : type == ATTN_BF16 ? bf16_format : fp8_format(type);
 }
 
@@ -115,11 +116,13 @@ void patch_common(const KvAppendProblem& p, const attn_kv_append_args& args, Ker
 void set_scales(const attn_segment& s, attn_kv_append_kernarg* a) {
   set(a->tensor[0].scale_stride, s.k_scale_stride);
   set(a->tensor[1].scale_stride, s.v_scale_stride);
-  a->row_scales = dtype_has_scales(s.k_type) || dtype_has_scales(s.v_type);
+  a->row_scales = 0;
+  for (const attn_dtype type : {s.k_type, s.v_type})
+    if (has_row_scale(type) || type == ATTN_F8_E4M3FN_TOKEN) a->row_scales = 1;
 }
 void patch_scales(const attn_segment_args& args, attn_kv_append_kernarg* a) {
-  a->tensor[0].scale = static_cast<unsigned short*>(const_cast<void*>(args.k_scale));
-  a->tensor[1].scale = static_cast<unsigned short*>(const_cast<void*>(args.v_scale));
+  a->tensor[0].scale = const_cast<void*>(args.k_scale);
+  a->tensor[1].scale = const_cast<void*>(args.v_scale);
 }
 
 // Which heads a warp has, or which warps a head.
@@ -162,6 +165,10 @@ void patch(const KvAppendProblem& p, const attn_kv_append_args& args, void*,
 }
 
 Status check_descales(const char* kernel, int64_t heads_kv, const attn_segment& s) {
+  for (const auto& [type, kind] : {std::pair{s.k_type, s.k_descale}, {s.v_type, s.v_descale}})
+    if (type == ATTN_F8_E4M3FN_TOKEN && kind != ATTN_DESCALE_NONE)
+      return unsupported(kernel, ": a descale of kind ", int(kind), " with ", dtype_name(type),
+                         "; accepted: none (0)");
   for (const attn_descale_kind kind : {s.k_descale, s.v_descale})
     if (kind == ATTN_DESCALE_BLOCK && heads_kv * ceil_div(s.seqlen, s.descale_block_keys) > max_int)
       return unsupported(kernel, ": heads_kv * ceil(seqlen_kv / ", s.descale_block_keys, ") is ",
@@ -405,7 +412,7 @@ constexpr Limits gfx942_limits = {
     .head_dim_v = {.max = max_dim}};
 constexpr Limits sm80_limits = [] {
   Limits limits = gfx942_limits;
-  limits.kv_types |= device_scaled_types;
+  limits.kv_types |= device_scale_arrays;
   return limits;
 }();
 constexpr Limits roll_limits = [] {

@@ -15,6 +15,8 @@ constexpr uint32_t fp8_of_cuda = type_bit(ATTN_F8_E4M3FN) | type_bit(ATTN_F8_E5M
 constexpr uint32_t device_fp8_types = fp8_of_cuda | type_bit(ATTN_F8_E4M3FNUZ);
 constexpr uint32_t device_ggml_types = type_bit(ATTN_Q8_0) | type_bit(ATTN_Q4_0);
 constexpr uint32_t device_scaled_types = type_bit(ATTN_I8) | type_bit(ATTN_I4);
+constexpr uint32_t device_scale_arrays =
+    device_scaled_types | type_bit(ATTN_F8_E4M3FN_TOKEN) | type_bit(ATTN_NVFP4);
 
 // Masks and layouts that every forward kernel takes.
 constexpr uint32_t forward_flags = ATTN_CAUSAL | ATTN_CAUSAL_TOP_LEFT | ATTN_WINDOW | ATTN_SINKS;

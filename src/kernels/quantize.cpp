@@ -34,7 +34,7 @@ void patch(const QuantizeProblem&, const attn_quantize_args& args, void*,
   a.src = args.src;
   a.dst = args.dst;
   a.descale = args.descale;
-  a.row_scale = static_cast<unsigned short*>(args.scale);
+  a.scales = args.scale;
 }
 
 Status recipe_sm80(const QuantizeProblem& p, const DeviceInfo&, Recipe* recipe) {
@@ -47,12 +47,14 @@ Status recipe_sm80(const QuantizeProblem& p, const DeviceInfo&, Recipe* recipe) 
   a.head_dim = p.head_dim;
   set_groups(p, &a);
   a.max_finite = type_info(p.dst_type).max_finite;
-  a.format = fp8_format(p.dst_type);  // of no meaning for ggml blocks
+  if (p.dst_type == ATTN_NVFP4) a.max_finite *= type_info(ATTN_F8_E4M3FN).max_finite;
+  // Of no meaning for ggml blocks.
+  a.format = p.dst_type == ATTN_F8_E4M3FN_TOKEN ? e4m3fn_format : fp8_format(p.dst_type);
   a.src_type = p.src_type;
   a.dst_type = p.dst_type;
   a.scale = p.scale;
   a.saturate = p.saturate;
-  set(a.row_scale_stride, p.scale_stride);
+  set(a.scale_stride, p.scale_stride);
   int64_t blocks = a.groups;
   if (p.scale != ATTN_SCALE_AMAX) {
     constexpr int64_t threads = 32 * attn_quantize_warps;
@@ -71,7 +73,7 @@ Status recipe_sm80(const QuantizeProblem& p, const DeviceInfo&, Recipe* recipe) 
 
 constexpr Limits device_limits = {
     .in_types = float_types,
-    .out_types = device_fp8_types | device_ggml_types | device_scaled_types};
+    .out_types = device_fp8_types | device_ggml_types | device_scale_arrays};
 constexpr Limits host_limits = {.in_types = float_types,
                                 .out_types = kv_types & ~float_types,
                                 .features = feature_negative_strides};

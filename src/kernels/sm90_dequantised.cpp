@@ -1,6 +1,6 @@
-// The kernels fwd_sm90_*_dequantised: dequantise_sm90 writes K and V of fp8, ggml's types, i8 and
-// i4 as q's type into the workspace, where fwd_sm90_* reads them. Segments of q's type it reads
-// where they are.
+// The kernels fwd_sm90_*_dequantised: dequantise_sm90 writes K and V of fp8, ggml's types, i8, i4,
+// f8_e4m3fn_token and nvfp4 as q's type into the workspace, where fwd_sm90_* reads them. Segments
+// of q's type it reads where they are.
 #include "kernels/sm90_dequantised.h"
 
 #include "kernels/cache/dequantise_args.h"
@@ -16,7 +16,7 @@ static_assert(int(attn_dequantise_max_segments) == int(attn_sm90_max_segments));
 
 constexpr uint32_t converted_types = fp8_of_cuda | device_ggml_types | type_bit(ATTN_Q4_1) |
                                      type_bit(ATTN_Q5_0) | type_bit(ATTN_Q5_1) |
-                                     type_bit(ATTN_IQ4_NL) | device_scaled_types;
+                                     type_bit(ATTN_IQ4_NL) | device_scale_arrays;
 constexpr int64_t max_workspace = int64_t{4} << 30;
 constexpr int64_t most_chunks = 8;  // of keys, of an item of dequantise_sm90
 constexpr int64_t few_items = 16;   // of a multiprocessor

@@ -571,8 +571,10 @@ Status check_segment_pointers(const Segment& s, const attn_segment_args& a, int3
     ATTN_TRY(pointer({"v", n}, a.v, true, data_alignment(s.v_type, host_memory), "the values"));
   }
   const auto scale = [&](const char* name, const void* address, attn_dtype type, const char* why) {
-    return pointer({name, n}, address, dtype_has_scales(type),
-                   std::max<int32_t>(1, type_info(type).scale_bytes), why);
+    const size_t alignment = type == ATTN_NVFP4 && !host_memory
+                                 ? data_alignment(type, host_memory)
+                                 : std::max<size_t>(1, size_t(type_info(type).scale_bytes));
+    return pointer({name, n}, address, dtype_has_scales(type), alignment, why);
   };
   if (any || a.k_scale)
     ATTN_TRY(scale("k_scale", a.k_scale, s.k_type, "the scales of keys of a type that has scales"));

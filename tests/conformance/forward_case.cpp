@@ -7,6 +7,7 @@
 #include <numeric>
 #include <sstream>
 
+#include "core/cache_format.h"
 #include "core/dtype.h"
 #include "core/ggml.h"
 #include "core/row_scale.h"
@@ -38,12 +39,26 @@ Buffer buffer_of(const std::vector<T>& values) {
   return b;
 }
 
-// Writes one row of real values as the type stores them, `scale_at` being the place of an i8 or i4
-// row's scale, and returns what was stored, as real values.
+// Writes one row of real values as the type stores them, `scale_at` being the place of the row's
+// scales, and returns what was stored, as real values.
 std::vector<double> write_row(Buffer& to, attn_dtype type, int64_t at, const std::vector<float>& x,
                               float descale, Buffer* scales = nullptr, int64_t scale_at = 0) {
   const int64_t n = int64_t(x.size());
   double scale = 1;
+  if (type == ATTN_NVFP4 || type == ATTN_F8_E4M3FN_TOKEN) {
+    std::vector<double> real(x.begin(), x.end());
+    double amax = 0;
+    for (double& value : real) amax = std::max(amax, std::abs(value /= descale));
+    char* const row = reinterpret_cast<char*>(to.data()) + dtype_bytes(type, at);
+    char* const scales_of_row =
+        reinterpret_cast<char*>(scales->data()) + scale_at * type_info(type).scale_bytes;
+    const float of_token = token_scale(amax);
+    if (type == ATTN_F8_E4M3FN_TOKEN) std::memcpy(scales_of_row, &of_token, sizeof of_token);
+    encode_cache(type, row, scales_of_row, 0, n, real.data());
+    decode_cache(type, row, scales_of_row, 0, n, real.data());
+    for (double& value : real) value *= descale;
+    return real;
+  }
   if (dtype_has_scales(type)) {
     std::vector<double> scaled(x.begin(), x.end());
     double amax = 0;
@@ -257,16 +272,16 @@ void make_segment_buffers(const Case& c, const SegmentCase& s, int64_t number, S
     out->v = Buffer(size_t(dtype_bytes(s.v_type, v_elements)), poison_of(s.v_type));
   }
   const Arrange arrange = s.arrange == Arrange::interleaved ? Arrange::contiguous : s.arrange;
-  const auto make_scales = [&](attn_dtype type, View* view, Buffer* scales) {
+  const auto make_scales = [&](attn_dtype type, int64_t dim, View* view, Buffer* scales) {
+    if (!dtype_has_scales(type)) return;
     int64_t elements;
-    *view = arrange_view(ATTN_F16, arrange, outer, rows, c.heads_kv, 1, &elements);
-    if (dtype_has_scales(type))
-      *scales = Buffer(size_t(2 * elements), poison_of(ATTN_F16));
-    else
-      *view = {};
+    *view = arrange_view(scale_element(type), arrange, outer, rows, c.heads_kv,
+                         scales_of_row(type_info(type), dim), &elements);
+    *scales = Buffer(size_t(elements) * size_t(type_info(type).scale_bytes),
+                     poison_of(scale_element(type)));
   };
-  make_scales(s.k_type, &out->k_scale_view, &out->k_scale);
-  make_scales(s.v_type, &out->v_scale_view, &out->v_scale);
+  make_scales(s.k_type, c.head_dim, &out->k_scale_view, &out->k_scale);
+  make_scales(s.v_type, c.head_dim_v, &out->v_scale_view, &out->v_scale);
   const int64_t blocks = ceil_div(s.capacity, s.descale_block_keys),
                 period = s.keys == Keys::own ? batch : 1;
   if (s.k_descale != ATTN_DESCALE_NONE) {
@@ -406,8 +421,9 @@ unsigned char poison_of(attn_dtype type) {
 
 View arrange_view(attn_dtype type, Arrange arrange, int64_t batch, int64_t seq, int64_t heads,
                   int64_t dim, int64_t* elements) {
-  const int64_t align =
-      dtype_is_ggml(type) ? 32 * 16 : 16 / std::min<int64_t>(dtype_bytes(type), 16);
+  const int64_t align = dtype_is_ggml(type)  ? 32 * 16
+                        : type == ATTN_NVFP4 ? 32
+                                             : 16 / std::min<int64_t>(dtype_bytes(type), 16);
   const auto aligned = [&](int64_t n) { return ceil_div(n, align) * align; };
   View view{type, {}, {}, 0};
   const int64_t tokens = std::max<int64_t>(seq, 1);
@@ -652,9 +668,13 @@ Data make_data(const Case& c) {
               data.v_scales[at].push_back(
                   block_layout(s.v_type).has_min ? decode_element(ATTN_F16, block, 1) : 0);
             }
+          // Of nvfp4 the descale: its scales are in the values.
           if (dtype_has_scales(s.v_type)) {
-            data.v_scales[at].push_back(decode_element(ATTN_F16, to.v_scale.data(),
-                                                       to.v_scale_view.at(place, row, kv_head)));
+            const int64_t at_scale = to.v_scale_view.at(place, row, kv_head);
+            data.v_scales[at].push_back(
+                s.v_type == ATTN_NVFP4
+                    ? v_descale
+                    : decode_element(scale_element(s.v_type), to.v_scale.data(), at_scale));
             data.v_scales[at].push_back(0);
           }
           bound_v();

@@ -247,7 +247,8 @@ struct Data {
   // [b, kv_head, j] of most_keys; rows that no query sees are empty.
   std::vector<std::vector<double>> q_real, k_real, v_real;
   std::vector<std::vector<double>> v_scales;  // of the rows of v_real: of each of ggml's blocks,
-                                              // of i8 and i4 one; each with a minimum, 0 if none
+                                              // of types with scales in an array one; each with a
+                                              // minimum, 0 if none
   int64_t most_keys = 0;
   double v_max = 0;        // largest |v| (real value) that some query sees
   double logit_bound = 0;  // no |score| is larger, infinite biases aside

@@ -1,5 +1,5 @@
-// ggml's blocks, i8 and i4 as K and V, alone and in one call with segments of q's type: a cache
-// whose new tokens are f16 or bf16 and whose old ones are quantised.
+// ggml's blocks, i8, i4 and nvfp4 as K and V, alone and in one call with segments of q's type: a
+// cache whose new tokens are f16 or bf16 and whose old ones are quantised.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -17,6 +17,10 @@
 
 namespace attn::test {
 namespace {
+
+// Of which every segment of decode_sm90_blocks_* may be.
+constexpr uint32_t block_types =
+    ggml_types | scaled_types | type_bit(ATTN_F8_E4M3FN_TOKEN) | type_bit(ATTN_NVFP4);
 
 // Of few rows, or (prefill) of more than 16, where segments may be of other types too.
 Case random_case(uint64_t seed, bool prefill = false) {
@@ -40,10 +44,14 @@ Case random_case(uint64_t seed, bool prefill = false) {
   const attn_dtype out_types[] = {ATTN_F32, c.q_type, c.q_type};
   c.out_type = draw.pick(out_types);
   if (draw.chance(3)) draw_lengths_q(draw, &c);
-  const attn_dtype types[] = {ATTN_Q8_0, ATTN_Q4_0, ATTN_I8,     ATTN_I4,  ATTN_Q4_1,
-                              ATTN_Q5_0, ATTN_Q5_1, ATTN_IQ4_NL, c.q_type, ATTN_F8_E4M3FN};
+  const attn_dtype types[] = {ATTN_NVFP4, ATTN_F8_E4M3FN_TOKEN,
+                              ATTN_Q8_0,  ATTN_Q4_0,
+                              ATTN_I8,    ATTN_I4,
+                              ATTN_Q4_1,  ATTN_Q5_0,
+                              ATTN_Q5_1,  ATTN_IQ4_NL,
+                              c.q_type,   ATTN_F8_E4M3FN};
   const bool same = draw.chance(3);
-  const attn_dtype k_type = types[draw(8)], v_type = types[draw(8)];
+  const attn_dtype k_type = types[draw(10)], v_type = types[draw(10)];
   const int64_t segments = draw.chance(2) ? 2 + draw(4) : 1;
   for (int64_t n = 0; n < segments; ++n) {
     SegmentCase s;
@@ -52,6 +60,8 @@ Case random_case(uint64_t seed, bool prefill = false) {
     const uint64_t taken = std::size(types) - (prefill ? 0 : 1);
     s.k_type = same ? k_type : types[draw(taken)];
     s.v_type = same ? v_type : types[draw(taken)];
+    if (s.k_type == ATTN_NVFP4) s.k_descale = attn_descale_kind(draw(3));
+    if (s.v_type == ATTN_NVFP4) s.v_descale = attn_descale_kind(draw(3));
     s.layout = attn_layout(draw.chance(2) ? 2 : draw(3));
     const int32_t page_sizes[] = {16, 32, 48, 64, 128, 256};
     s.page_size = draw.pick(page_sizes);
@@ -94,7 +104,7 @@ Case random_case(uint64_t seed, bool prefill = false) {
 
 const AddRandomFamily added("blocks", [](uint64_t seed) { return random_case(seed); });
 
-TEST_CASE("blocks: random segments of ggml's types, i8, i4 and q's type") {
+TEST_CASE("blocks: random segments of ggml's types, i8, i4, nvfp4 and q's type") {
   const auto kernels = kernels_here(Op::forward, false);
   for (uint64_t seed = 1; seed <= 120; ++seed) check_case(random_case(seed), kernels);
 }
@@ -158,7 +168,7 @@ void check_cut(uint64_t number, attn_dtype type, double sigma, uint32_t mask) {
 
 TEST_CASE("blocks: a cut into segments changes nothing") {
   uint64_t number = 0;
-  for (const attn_dtype type : list_of(ggml_types | scaled_types)) {
+  for (const attn_dtype type : list_of(block_types)) {
     for (const double sigma : {0.5, 1.0, 3.0}) check_cut(number++, type, sigma, ATTN_CAUSAL);
     check_cut(number++, type, 1, ATTN_CAUSAL | ATTN_WINDOW);
   }
@@ -167,7 +177,7 @@ TEST_CASE("blocks: a cut into segments changes nothing") {
 // Few multiprocessors have many units each, so a block of decode_sm90_blocks_* has 2 or 4 K/V heads
 // at once, if heads are where it can read them together. test_decode_blocks.cpp has that it does.
 Case heads_case(uint64_t seed, int64_t dim, attn_dtype k_type) {
-  const auto types = list_of(ggml_types | scaled_types | type_bit(ATTN_F16));
+  const auto types = list_of(block_types | type_bit(ATTN_F16));
   Draw draw{seed, 431};
   const attn_dtype v_type = types[draw(std::size(types))];
   Case c = token_case("heads", k_type, v_type, 0);
@@ -203,7 +213,7 @@ TEST_CASE("blocks: several heads at once") {
   const auto kernels = kernels_here(Op::forward, false);
   uint64_t seed = 0;
   for (const int64_t dim : {64, 128, 256})
-    for (const attn_dtype k_type : list_of(ggml_types | scaled_types | type_bit(ATTN_F16)))
+    for (const attn_dtype k_type : list_of(block_types | type_bit(ATTN_F16)))
       check_case(heads_case(++seed, dim, k_type), kernels);
 }
 
@@ -216,7 +226,12 @@ TEST_CASE("blocks: several heads of few keys") {
            std::string(kernel->name).find("decode_sm90_blocks_") != 0;
   });
   uint64_t seed = 100;
-  for (const auto& [dim, k_type] : {std::pair(64, ATTN_I4), {128, ATTN_Q5_1}, {256, ATTN_Q8_0}}) {
+  for (const auto& [dim, k_type] : {std::pair(64, ATTN_I4),
+                                    {128, ATTN_Q5_1},
+                                    {256, ATTN_Q8_0},
+                                    {64, ATTN_NVFP4},
+                                    {128, ATTN_NVFP4},
+                                    {256, ATTN_NVFP4}}) {
     Case c = heads_case(++seed, dim, k_type);
     for (SegmentCase& s : c.segments)
       for (int32_t& length : s.lengths) length %= 130;
@@ -224,11 +239,11 @@ TEST_CASE("blocks: several heads of few keys") {
   }
 }
 
-// A thread block has one sequence after the other, and the scales of i8 and i4 are those of each.
+// A thread block has one sequence after the other, and scales and descales are those of each.
 TEST_CASE("blocks: scales of sequence after sequence") {
   const auto kernels = kernels_here(Op::forward, false);
   uint64_t seed = 0;
-  for (const attn_dtype type : {ATTN_I8, ATTN_I4}) {
+  for (const attn_dtype type : {ATTN_I8, ATTN_I4, ATTN_F8_E4M3FN_TOKEN, ATTN_NVFP4}) {
     for (const attn_layout layout : {ATTN_PADDED, ATTN_PACKED, ATTN_PAGED}) {
       for (const int64_t heads : {1, 4}) {
         Case c = token_case("sequences", type, type, 150);
@@ -242,6 +257,8 @@ TEST_CASE("blocks: scales of sequence after sequence") {
         c.flags = ATTN_CAUSAL;
         c.segments[0].layout = layout;
         c.segments[0].lengths = {150, 64, 1, 0, 97, 128};
+        if (type == ATTN_NVFP4)
+          c.segments[0].k_descale = c.segments[0].v_descale = ATTN_DESCALE_HEAD;
         check_case(c, kernels);
       }
     }
@@ -313,6 +330,43 @@ TEST_CASE("blocks: values are what ggml's bytes say") {
           for (int64_t d = 0; d < dim; ++d)
             REQUIRE(within_a_step(got.out[size_t(h * dim + d)], want[size_t(h / 2 * dim + d)]));
       }
+    }
+  }
+}
+
+// nvfp4's bytes: the even element's code in the lower half, e2m1; e4m3 scales of 16 elements, 2^-6
+// to 2^8 and subnormal ones, of which one is NaN, for its own elements alone.
+TEST_CASE("blocks: values are what nvfp4's bytes say") {
+  constexpr double e2m1[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  for (const int64_t dim : {64, 128, 256}) {
+    Case c = token_case("one-key", ATTN_NVFP4, ATTN_NVFP4, 1);
+    c.head_dim = c.head_dim_v = dim;
+    Data data = make_data(c);
+    std::vector<double> want;
+    for (int64_t n = 0; n < c.heads_kv * dim / 16; ++n) {
+      const uint8_t code = n == 5 ? 0x7f : n % 4 == 3 ? uint8_t(n % 8) : uint8_t(8 * (n % 15 + 1));
+      const double scale = n == 5     ? NAN
+                           : code < 8 ? std::ldexp(code, -9)
+                                      : std::ldexp(1, code / 8 - 7);
+      data.segments[0].v_scale.data()[n] = code;
+      for (int i = 0; i < 16; i += 2) {
+        const auto byte = uint8_t(37 * i + 11 * n + 5);
+        data.segments[0].v.data()[8 * n + i / 2] = byte;
+        for (const int nibble : {byte % 16, byte / 16})
+          want.push_back((nibble < 8 ? 1 : -1) * e2m1[nibble % 8] * scale);
+      }
+    }
+    for (const Kernel* kernel : kernels_here(Op::forward, true)) {
+      if (!share(*kernel, c)) continue;
+      const Outputs got = run_forward(backend_of(kernel->backend), c, data, kernel->name, ATTN_F32);
+      if (declined(*kernel, got)) continue;
+      INFO(kernel->name << " head_dim " << dim);
+      REQUIRE(got.error == "");
+      for (int64_t h = 0; h < c.heads_q; ++h)
+        for (int64_t d = 0; d < dim; ++d) {
+          const double x = got.out[size_t(h * dim + d)], y = want[size_t(h / 2 * dim + d)];
+          REQUIRE((std::isnan(y) ? std::isnan(x) : within_a_step(x, y)));
+        }
     }
   }
 }

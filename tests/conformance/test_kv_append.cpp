@@ -11,6 +11,7 @@
 
 #include "../catch.h"
 #include "backend.h"
+#include "core/cache_format.h"
 #include "core/ceil_div.h"
 #include "core/dtype.h"
 #include "core/ggml.h"
@@ -142,7 +143,7 @@ class Expected {
     }
     rows_.push_back({at, real, descale});
   }
-  // A row of i8 or i4, whose scale is an element of `scales`.
+  // A row of a type whose scales are elements of `scales`.
   void write_scaled(int64_t at, const Real& real, double descale, Expected& scales,
                     int64_t scale_at) {
     std::vector<double> x(real.x);
@@ -152,6 +153,26 @@ class Expected {
       value /= descale;
       nan |= std::isnan(value);
       amax = std::max(amax, std::abs(value));
+    }
+    char* const row = reinterpret_cast<char*>(want_.data()) + dtype_bytes(type_, at);
+    if (type_ == ATTN_F8_E4M3FN_TOKEN) {
+      double finite = 0;
+      for (const double value : x)
+        if (std::isfinite(value)) finite = std::max(finite, std::abs(value));
+      float scale = token_scale(finite);
+      encode_cache(type_, row, reinterpret_cast<char*>(&scale), 0, int64_t(x.size()), x.data());
+      rows_.push_back({at, real, descale});
+      return scales.write(scale_at, {{scale}, {scale}}, 1);
+    }
+    if (type_ == ATTN_NVFP4) {
+      std::vector<char> codes(x.size() / 16);
+      encode_cache(type_, row, codes.data(), 0, int64_t(x.size()), x.data());
+      rows_.push_back({at, real, descale});
+      for (size_t n = 0; n < codes.size(); ++n) {
+        const double value = decode_element(ATTN_F8_E4M3FN, codes.data(), int64_t(n));
+        scales.write(scale_at + int64_t(n), {{value}, {value}}, 1);
+      }
+      return;
     }
     const uint16_t scale = row_scale(type_, amax, nan, true);
     encode_codes(type_, want_.data(), at, int64_t(x.size()), x.data(), scale);
@@ -286,11 +307,15 @@ std::string run_append_case(const AppendCase& c, const Kernel& kernel, bool* ran
                                                    : head * blocks + position / c.block_keys)];
   };
 
-  // Of i8 and i4; of other types they are not passed.
-  Cache k_scale = make_cache(c, 10, ATTN_F16, pages, 1),
-        v_scale = make_cache(c, 11, ATTN_F16, pages, 1);
+  // Of types that have them; of others they are not passed.
+  const auto make_scales = [&](uint64_t which, attn_dtype type, int64_t dim) {
+    if (!dtype_has_scales(type)) return make_cache(c, which, ATTN_F16, pages, 1);
+    return make_cache(c, which, scale_element(type), pages, scales_of_row(type_info(type), dim));
+  };
+  Cache k_scale = make_scales(10, c.k_type, c.dim), v_scale = make_scales(11, c.v_type, c.dim_v);
   Expected want_k(c.k_type, k.buffer), want_v(c.v_type, v.buffer);
-  Expected want_k_scale(ATTN_F16, k_scale.buffer), want_v_scale(ATTN_F16, v_scale.buffer);
+  Expected want_k_scale(k_scale.view.type, k_scale.buffer),
+      want_v_scale(v_scale.view.type, v_scale.buffer);
   Expected want_q(c.new_type, c.q_in_place ? q.buffer : q_out.buffer);
   std::vector<int32_t> offsets = {0}, lengths_after;
   for (int64_t b = 0; b < c.batch; ++b) {
@@ -433,7 +458,8 @@ std::string run_append_case(const AppendCase& c, const Kernel& kernel, bool* ran
           {k_data, v_data, k_scale_data, v_scale_data, q_data, lengths_out_data});
       !e.empty())
     return e;
-  const bool exact = kernel.host != nullptr;
+  // Of caches' formats, with which no case is rotated, devices too have all bits.
+  const bool exact = kernel.host != nullptr || dtype_is_cache(c.k_type);
   if (std::string e = want_k.compare("k", arena.fetch(k.buffer, k_data), exact); !e.empty())
     return e;
   if (std::string e = want_v.compare("v", arena.fetch(v.buffer, v_data), exact); !e.empty())
@@ -642,7 +668,7 @@ TEST_CASE("kv_append: many tokens") {
 // Of dimensions of which a warp has 8 heads to one, and of which a head has several warps.
 TEST_CASE("kv_append: heads have scales of their own") {
   for (const Kernel* kernel : kernels_here(Op::kv_append, true))
-    for (attn_dtype type : {ATTN_I8, ATTN_I4})
+    for (attn_dtype type : {ATTN_I8, ATTN_I4, ATTN_F8_E4M3FN_TOKEN, ATTN_NVFP4})
       for (int64_t dim : {32, 64, 96, 128, 256, 320})
         for (bool packed : {false, true}) {
           AppendCase c;
@@ -655,6 +681,33 @@ TEST_CASE("kv_append: heads have scales of their own") {
           if (packed) c.lengths_new.assign(size_t(c.batch), 3);
           check(c, *kernel);
         }
+}
+
+TEST_CASE("kv_append: caches' formats from every type, by layout and descale") {
+  for (const Kernel* kernel : kernels_here(Op::kv_append, true)) {
+    uint64_t seed = 0;
+    for (const attn_dtype new_type : new_types)
+      for (const attn_descale_kind kind :
+           {ATTN_DESCALE_NONE, ATTN_DESCALE_TENSOR, ATTN_DESCALE_HEAD})
+        for (const Arrange arrange : {Arrange::contiguous, Arrange::padded, Arrange::head_major})
+          for (const bool odd_values : {false, true})
+            for (const float sigma : {1.0f, 3000.0f, 1e-3f}) {
+              AppendCase c;
+              c.seed = ++seed;
+              c.heads_kv = 3;
+              c.dim = 16 * int64_t(1 + seed % 20);
+              c.dim_v = 16 * int64_t(1 + seed % 7);
+              c.new_type = new_type;
+              const bool token = kind == ATTN_DESCALE_NONE && seed % 2 == 0;
+              c.k_type = c.v_type = token ? ATTN_F8_E4M3FN_TOKEN : ATTN_NVFP4;
+              c.k_descale = c.v_descale = kind;
+              c.cache_arrange = arrange;
+              c.paged = seed % 4 < 2;
+              c.odd_values = odd_values;
+              c.sigma = sigma;
+              check(c, *kernel);
+            }
+  }
 }
 
 TEST_CASE("kv_append: token by token is all at once") {

@@ -84,11 +84,13 @@ void run_roll_case(const RollCase& c, const Kernel& kernel) {
   const auto cache = [&](attn_dtype type, int64_t dim) {
     return Buffer(size_t(dtype_bytes(type, rows * c.heads * dim)), 0xa5);
   };
-  const auto scales = [&](attn_dtype type) {
-    return dtype_has_scales(type) ? Buffer(size_t(2 * rows * c.heads), 0xa5) : Buffer();
+  const auto scales = [&](attn_dtype type, int64_t dim) {
+    const TypeInfo& of = type_info(type);
+    const int64_t bytes = rows * c.heads * scales_of_row(of, dim) * of.scale_bytes;
+    return dtype_has_scales(type) ? Buffer(size_t(bytes), 0xa5) : Buffer();
   };
   const Buffer k_old = cache(c.k_type, c.dim), v_old = cache(c.v_type, c.dim_v),
-               k_scale = scales(c.k_type), v_scale = scales(c.v_type),
+               k_scale = scales(c.k_type, c.dim), v_scale = scales(c.v_type, c.dim_v),
                old_tables = c.old_paged ? buffer_of(old_table) : Buffer();
 
   attn_segment recent = segment_of(c.type, c.type), old = segment_of(c.k_type, c.v_type);
@@ -221,7 +223,9 @@ void run_roll_case(const RollCase& c, const Kernel& kernel) {
 }
 
 TEST_CASE("kv_roll: pages, lengths and tables as by hand") {
-  const attn_dtype types[] = {ATTN_Q8_0, ATTN_Q4_0, ATTN_I8, ATTN_I4, ATTN_F8_E4M3FN, ATTN_F16};
+  const attn_dtype types[] = {ATTN_Q8_0,      ATTN_Q4_0,  ATTN_I8,
+                              ATTN_I4,        ATTN_NVFP4, ATTN_F8_E4M3FN_TOKEN,
+                              ATTN_F8_E4M3FN, ATTN_F16};
   for (const Kernel* kernel : kernels_here(Op::kv_roll, true)) {
     for (uint64_t seed = 1; seed <= 60; ++seed) {
       if (!share(seed - 1)) continue;

@@ -8,6 +8,7 @@
 #include "../catch.h"
 #include "../types.h"
 #include "backend.h"
+#include "core/cache_format.h"
 #include "core/dtype.h"
 #include "core/ggml.h"
 #include "core/row_scale.h"
@@ -94,7 +95,8 @@ std::string run_quantize_case(const QuantizeCase& c, const Kernel& kernel, bool*
   for (int64_t g = 0; g < groups; ++g) {
     if (c.scale == ATTN_SCALE_GIVEN) descale[g] = 0.25f + float(hash(c.seed, 5, g) % 1000) / 500;
     if (c.scale == ATTN_SCALE_AMAX && amax[g] != 0) {
-      descale[g] = amax[g] / float(type_info(c.dst).max_finite);
+      descale[g] = amax[g] / float(type_info(c.dst).max_finite *
+                                   (c.dst == ATTN_NVFP4 ? 448 : 1));  // of a code times a scale
     }
   }
   Buffer given;
@@ -104,33 +106,47 @@ std::string run_quantize_case(const QuantizeCase& c, const Kernel& kernel, bool*
   }
   Buffer want(size_t(dtype_bytes(c.dst, dst_elements)), poison_of(c.dst));
   int64_t scale_elements;
+  const TypeInfo& dst_type = type_info(c.dst);
   const View scale_view =
-      arrange_view(ATTN_F16, c.arrange, c.batch, c.seqlen, c.heads, 1, &scale_elements);
+      arrange_view(scale_element(c.dst), c.arrange, c.batch, c.seqlen, c.heads,
+                   std::max<int64_t>(1, scales_of_row(dst_type, c.dim)), &scale_elements);
   Buffer scale;
-  if (dtype_has_scales(c.dst)) scale = Buffer(size_t(2 * scale_elements), poison_of(ATTN_F16));
+  if (dtype_has_scales(c.dst))
+    scale = Buffer(size_t(dst_type.scale_bytes * scale_elements), poison_of(ATTN_F16));
   Buffer want_scale = scale;
   each_row([&](int64_t b, int64_t s, int64_t h) {
-    std::vector<float> x(size_t(c.dim));
+    std::vector<double> x(static_cast<size_t>(c.dim));
     decode_row(c.src, src.data(), src_view.at(b, s, h), c.dim, x.data());
+    const std::vector<float> narrow(x.begin(), x.end());
     const int64_t at = dst_view.at(b, s, h);
+    if (c.dst == ATTN_NVFP4 || c.dst == ATTN_F8_E4M3FN_TOKEN) {
+      char* const scales = reinterpret_cast<char*>(want_scale.data()) +
+                           scale_view.at(b, s, h) * dst_type.scale_bytes;
+      double most = 0;
+      for (const double value : x)
+        if (std::isfinite(value)) most = std::max(most, std::abs(value));
+      const float of_token = token_scale(most);
+      if (c.dst == ATTN_F8_E4M3FN_TOKEN) std::memcpy(scales, &of_token, sizeof of_token);
+      for (double& value : x) value /= double(descale[size_t(group_of(b, s, h))]);
+      return encode_cache(c.dst, reinterpret_cast<char*>(want.data()) + dtype_bytes(c.dst, at),
+                          scales, 0, c.dim, x.data());
+    }
     if (dtype_has_scales(c.dst)) {
-      const std::vector<double> wide(x.begin(), x.end());
       double most = 0;
       bool nan = false;
-      for (double value : wide) most = std::max(most, std::abs(value)), nan |= std::isnan(value);
+      for (double value : x) most = std::max(most, std::abs(value)), nan |= std::isnan(value);
       uint16_t& code = want_scale.as<uint16_t>()[scale_view.at(b, s, h)];
       code = row_scale(c.dst, most, nan, c.saturate != 0);
-      return encode_codes(c.dst, want.data(), at, c.dim, wide.data(), code);
+      return encode_codes(c.dst, want.data(), at, c.dim, x.data(), code);
     }
     for (int64_t d = 0; d < c.dim; ++d) {
       if (dtype_is_ggml(c.dst)) {
         if (d % 32 != 0) continue;
         unsigned char* block = want.data() + dtype_bytes(c.dst, at + d);
-        encode_block(c.dst, &x[size_t(d)], block, c.saturate != 0);
+        encode_block(c.dst, &narrow[size_t(d)], block, c.saturate != 0);
       } else {
         encode_element(c.dst, want.data(), at + d,
-                       double(x[size_t(d)]) / double(descale[size_t(group_of(b, s, h))]),
-                       c.saturate != 0);
+                       x[size_t(d)] / double(descale[size_t(group_of(b, s, h))]), c.saturate != 0);
       }
     }
   });
@@ -261,8 +277,9 @@ TEST_CASE("quantize: types, scales, layouts and values that do not fit") {
     const auto check = [&](const QuantizeCase& c) {
       if (share(number++)) check_quantize(c, *kernel);
     };
-    // tests/python/test_mla.py has the formats of servers' caches.
-    for (attn_dtype dst : list_of(kv_types & ~float_types & ~cache_types)) {
+    // tests/python/test_mla.py has the other formats of servers' caches.
+    for (attn_dtype dst : list_of((kv_types & ~float_types & ~cache_types) |
+                                  type_bit(ATTN_F8_E4M3FN_TOKEN) | type_bit(ATTN_NVFP4))) {
       for (attn_dtype src : list_of(float_types)) {
         for (int32_t saturate : {0, 1}) {
           for (bool odd : {false, true}) {
@@ -276,10 +293,11 @@ TEST_CASE("quantize: types, scales, layouts and values that do not fit") {
               ++c.seed;
               check(c);
             }
-            if (dtype_is_ggml(dst) || dtype_has_scales(dst)) continue;
+            if (dtype_is_ggml(dst) || (dtype_has_scales(dst) && dst != ATTN_NVFP4)) continue;
             for (attn_scale_source scale : {ATTN_SCALE_GIVEN, ATTN_SCALE_AMAX}) {
               for (attn_descale_kind kind : {ATTN_DESCALE_NONE, ATTN_DESCALE_TENSOR,
                                              ATTN_DESCALE_HEAD, ATTN_DESCALE_BLOCK}) {
+                if (dst == ATTN_NVFP4 && kind > ATTN_DESCALE_TENSOR) continue;
                 c.scale = scale;
                 c.kind = kind;
                 ++c.seed;

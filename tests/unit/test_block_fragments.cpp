@@ -1,5 +1,5 @@
 // kernels/decode/own_elements.cuh on the host, lane by lane: what the matrix unit gets of ggml's
-// blocks, and of i8 and i4.
+// blocks, and of i8, i4 and nvfp4.
 // Instructions are as the PTX manual describes them.
 #include <bit>
 #include <cstdint>
@@ -112,6 +112,9 @@ unsigned fma_f16x2(unsigned a, unsigned b, unsigned c) {
 }
 unsigned add_f16x2(unsigned a, unsigned b) {
   return fma_f16x2(a, 0x3c003c00, b);
+}
+unsigned mul_f16x2(unsigned a, unsigned b) {
+  return fma_f16x2(a, b, 0x80008000);
 }
 unsigned and_or(unsigned a, unsigned b, unsigned c) {
   return (a & b) | c;
@@ -267,7 +270,7 @@ TEST_CASE("decode blocks: what lanes get of codes and scales", "[kernels]") {
 template <class Codes, attn_dtype type, int columns>
 void check_codes() {
   using P = typename Codes::P;
-  constexpr int row_bytes = type == ATTN_I8 ? columns : columns / 2;
+  constexpr int row_bytes = type == ATTN_I4 ? columns / 2 : columns;
   constexpr int panel_size = unit_keys * P::pitch, first = 16;
   shared.assign(size_t(row_bytes * unit_keys), 0);
   std::vector<std::vector<unsigned char>> rows(16, std::vector<unsigned char>(row_bytes));
@@ -275,6 +278,7 @@ void check_codes() {
   for (int key = 0; key < 16; ++key)
     for (int byte = 0; byte < row_bytes; ++byte) {
       rows[key][byte] = (state = state * 1664525 + 1013904223) >> 24;
+      if (type == ATTN_F8_E4M3FN_TOKEN && rows[key][byte] % 128 == 127) --rows[key][byte];  // NaN
       unsigned at = unsigned((first + key) * P::pitch + byte % P::pitch);
       at ^= (at >> 7 & (P::pitch / 16 - 1)) << 4;
       shared[size_t(byte / P::pitch * panel_size) + at] = rows[key][byte];
@@ -315,13 +319,116 @@ void check_codes() {
   for (const int seen : columns_seen) REQUIRE(seen == 8);
 }
 
-TEST_CASE("decode blocks: what lanes get of i8 and i4", "[kernels]") {
+TEST_CASE("decode blocks: what lanes get of codes of 8 and 4 bits", "[kernels]") {
+  check_codes<E4m3Codes<64>, ATTN_F8_E4M3FN_TOKEN, 64>();
+  check_codes<E4m3Codes<128>, ATTN_F8_E4M3FN_TOKEN, 128>();
+  check_codes<E4m3Codes<256>, ATTN_F8_E4M3FN_TOKEN, 256>();
   check_codes<I8<64>, ATTN_I8, 64>();
   check_codes<I8<128>, ATTN_I8, 128>();
   check_codes<I8<256>, ATTN_I8, 256>();
   check_codes<I4<64>, ATTN_I4, 64>();
   check_codes<I4<128>, ATTN_I4, 128>();
   check_codes<I4<256>, ATTN_I4, 256>();
+}
+
+// Elements of nvfp4, exactly: each code times the scale of its 16 columns and no other's.
+template <int columns>
+void check_nvfp4() {
+  using Codes = NvFp4<columns>;
+  using P = typename Codes::P;
+  constexpr int row_bytes = columns / 2, panel_size = unit_keys * P::pitch, first = 16;
+  constexpr int scales_at = row_bytes * unit_keys, scale_row = columns / 16;
+  shared.assign(size_t(scales_at + 16 * scale_row), 0);
+  std::vector<std::vector<double>> real(16, std::vector<double>(columns));
+  uint32_t state = 9;
+  const auto next = [&] { return uint8_t((state = state * 1664525 + 1013904223) >> 24); };
+  for (int key = 0; key < 16; ++key) {
+    std::vector<uint8_t> codes(row_bytes);
+    for (int byte = 0; byte < row_bytes; ++byte) {
+      codes[size_t(byte)] = next();
+      unsigned at = unsigned((first + key) * P::pitch + byte % P::pitch);
+      at ^= (at >> 7 & (P::pitch / 16 - 1)) << 4;
+      shared[size_t(byte / P::pitch * panel_size) + at] = codes[size_t(byte)];
+    }
+    for (int n = 0; n < scale_row; ++n) {
+      const uint8_t code = next();
+      const uint8_t scale = code % 128 == 127 ? 1 : code;  // no NaN
+      shared[size_t(scales_at + key * scale_row + n)] = scale;
+      for (int column = 16 * n; column < 16 * (n + 1); ++column)
+        real[size_t(key)][size_t(column)] =
+            decode_element(ATTN_NVFP4, codes.data(), column) * e4m3fn_values[scale];
+    }
+  }
+  const unsigned warp_rows = first * P::pitch;
+  std::vector<int> columns_seen(columns);
+  for (const bool note : {true, false})
+    for (unsigned lane = 0; lane < 32; ++lane) {
+      ptx::noting = note;
+      ptx::next_given = 0;
+      if (note) ptx::given[lane].clear();
+      threadIdx.x = lane;
+      const int g = int(lane) / 4, t = int(lane) % 4;
+      const unsigned k_lane = P::of_matrices(warp_rows, int(lane)),
+                     v_lane = I4<columns>::v_lane(warp_rows, int(lane));
+      for (int two = 0; two < columns / 64; ++two) {
+        const auto scales = [&](int key) {
+          return Codes::k_scales(ptx::load_shared(unsigned(scales_at + key * scale_row + 4 * two)),
+                                 t);
+        };
+        const unsigned of_keys[2] = {scales(g), scales(g + 8)};
+        unsigned w[4];
+        ptx::ldmatrix(w, P::chunk(k_lane, 2 * two));
+        for (int i = 0; i < 2 && !note; ++i) {
+          unsigned a[2][4];
+          Codes::take_k(a, w[2 * i], w[2 * i + 1], of_keys, i);
+          std::vector<int> seen(32);
+          const int from = 64 * two + 32 * i;
+          check_k(
+              a, ATTN_NVFP4, int(lane),
+              [&](int key, int column) { return real[size_t(key)][size_t(from + column)]; }, &seen);
+          for (int column = 0; column < 32; ++column)
+            columns_seen[size_t(from + column)] += seen[size_t(column)];
+        }
+      }
+      for (int block = 0; block < columns / 32 && !note; ++block) {
+        unsigned a[2][4], of_keys[4];
+        for (int i = 0; i < 4; ++i)
+          of_keys[i] = ptx::load_shared(
+              unsigned(scales_at + (2 * t + v_key(i)) * scale_row + 4 * (block / 2)));
+        Codes::load_v(a, v_lane, of_keys, block, g);
+        check_v(a, int(lane), [&](int key, int column) {
+          return real[size_t(key)][size_t(32 * block + column)] / nvfp4_factor;
+        });
+      }
+    }
+  for (const int seen : columns_seen) REQUIRE(seen == 8);
+  for (const bool note : {true, false})
+    for (unsigned lane = 0; lane < 32; ++lane) {
+      ptx::noting = note;
+      ptx::next_given = 0;
+      if (note) ptx::given[lane].clear();
+      threadIdx.x = lane;
+      const int g = int(lane) / 4, t = int(lane) % 4;
+      for (int two = 0; two < columns / 64; ++two) {
+        unsigned a[2][2][4], of_keys[4];
+        for (int i = 0; i < 4; ++i)
+          of_keys[i] =
+              ptx::load_shared(unsigned(scales_at + (2 * t + v_key(i)) * scale_row + 4 * two));
+        Codes::load_v_by_fours(a, P::of_matrices(warp_rows, int(lane)), of_keys, two, g);
+        for (int tile = 0; tile < 4 && !note; ++tile)
+          for (int j = 0; j < 4; ++j)
+            for (int i = 0; i < 2; ++i)
+              REQUIRE(half_of(a[tile / 2][tile % 2][j], i) * nvfp4_factor ==
+                      real[size_t(2 * t + i + j / 2 * 8)]
+                          [size_t(64 * two + tile / 2 * 32 + 4 * g + tile % 2 * 2 + j % 2)]);
+      }
+    }
+}
+
+TEST_CASE("decode blocks: what lanes get of nvfp4", "[kernels]") {
+  check_nvfp4<64>();
+  check_nvfp4<128>();
+  check_nvfp4<256>();
 }
 
 // Scales in words of which the first or the second half is meant.

@@ -178,7 +178,7 @@ TEST_CASE("decode blocks: several heads at once", "[plan]") {
   }
   // What "blocks: several heads at once" has: of 4 or 8 heads four, of 6 two where two of a type
   // make a multiple of 16 bytes.
-  for (const attn_dtype type : test::list_of(ggml_types | scaled_types))
+  for (const attn_dtype type : test::list_of(ggml_types | device_scale_arrays))
     for (const int64_t dim : {64, 128, 256})
       for (const int64_t heads : {4, 6, 8}) {
         Input test({type, type, type}, dim);
@@ -216,14 +216,39 @@ TEST_CASE("decode blocks: tensor maps and places of i8 and i4", "[plan]") {
   CHECK(a.k_bytes == 64 * 128);
   CHECK(a.scales_at == 2 * 64 * 128);
   CHECK(a.stage_bytes == 2 * 64 * 128 + 1024);
-  CHECK(a.segment[0].k_scales.batch == 8 * 1000);
-  CHECK(a.segment[0].k_scales.seq == 8);
-  CHECK(a.segment[0].k_scales.head == 1);
+  CHECK(a.v_scales_at == a.scales_at + 256);
+  CHECK(a.segment[0].k_scales.batch == 2 * 8 * 1000);
+  CHECK(a.segment[0].k_scales.seq == 2 * 8);
+  CHECK(a.segment[0].k_scales.head == 2);
   const attn_decode_kernarg blocks = packed(Input(), &step);
   CHECK(blocks.scales_at == 0);
 }
 
+TEST_CASE("decode blocks: tensor maps, scales and descales of nvfp4", "[plan]") {
+  Input in({ATTN_NVFP4, ATTN_I8});
+  in.segment[0].k_descale = ATTN_DESCALE_HEAD;
+  Step step;
+  const attn_decode_kernarg a = packed(in, &step);
+  const TensorMap& map = step.maps[0];
+  CHECK(map.swizzled);
+  CHECK(map.element_bytes == 1);
+  CHECK(std::vector<int64_t>(map.size, map.size + 4) == std::vector<int64_t>{64, 1000, 8, 3});
+  CHECK(std::vector<int>(map.box, map.box + 4) == std::vector<int>{64, 64, 1, 1});
+  CHECK(a.scales_at == 2 * 64 * 128);  // i8's K and V
+  CHECK(a.v_scales_at == a.scales_at + 64 * 8);
+  CHECK(a.stage_bytes == 2 * 64 * 128 + 1024);
+  CHECK(a.segment[0].k_scales.batch == 8 * 8 * 1000);
+  CHECK(a.segment[0].k_scales.seq == 8 * 8);
+  CHECK(a.segment[0].k_scales.head == 8);
+  CHECK(a.segment[0].k_nvfp4_descale.batch == 8);
+  CHECK(a.segment[0].k_nvfp4_descale.head == 1);
+}
+
 TEST_CASE("decode blocks: which problems the plan gives them", "[plan]") {
+  CHECK(Input({ATTN_NVFP4, ATTN_BF16, ATTN_F16}).chosen() != kernel);
+  CHECK(Input({ATTN_NVFP4}).chosen() == kernel);
+  CHECK(Input({ATTN_F8_E4M3FN_TOKEN}).chosen() == kernel);
+  CHECK(Input({ATTN_NVFP4, ATTN_F16}, 256).chosen() == "decode_sm90_blocks_d256");
   CHECK(Input({ATTN_I8, ATTN_F16}).chosen() == kernel);
   CHECK(Input({ATTN_I4}, 64).chosen() == "decode_sm90_blocks_d64");
   CHECK(Input().chosen() == kernel);
@@ -261,7 +286,16 @@ TEST_CASE("decode blocks: what they do not take, in a sentence", "[plan]") {
   Input scales({ATTN_I8});
   scales.segment[0].k_scale_stride = {3, int64_t{1} << 33, 1};
   CHECK(scales.reason(kernel) ==
-        "scales of tokens and heads are 8589934592 and 1 apart; accepted: up to 2147483647");
+        "scales of tokens and heads are 8589934592 and 1 apart; accepted: up to 1073741823");
+  Input nvfp4({ATTN_NVFP4});
+  nvfp4.segment[0].k_scale_stride = {8 * 1000 * 12, 8 * 12, 12};
+  CHECK(nvfp4.reason(kernel) ==
+        "scales of nvfp4 are 96000, 96 and 12 apart; accepted: multiples of 8, those of a row");
+  Input descaled({ATTN_Q8_0});
+  descaled.segment[0].v_descale = ATTN_DESCALE_TENSOR;
+  CHECK(
+      descaled.reason(kernel) ==
+      "a descale of kind 1 with q8_0; accepted: none (0), and with nvfp4 tensor (1) and head (2)");
   Input odd_pages({ATTN_I8});
   odd_pages.segment[0].layout = ATTN_PAGED;
   odd_pages.segment[0].page_size = 16;

@@ -307,6 +307,12 @@ TEST_CASE("prefix: a part may be composed itself") {
   Setup s;
   for (attn_segment& segment : s.segments) segment.k_type = segment.v_type = ATTN_F8_E4M3FN_TOKEN;
   s.problem.flags = ATTN_CAUSAL;
+  for (attn_segment& segment : s.segments) {  // no other kernel takes such pages of this type
+    segment.layout = ATTN_PAGED;
+    segment.page_size = 8;
+    segment.max_pages = int32_t(segment.seqlen / 8);
+    segment.num_pages = 10000;
+  }
   const Chosen chosen = on_hopper(s);
   INFO(chosen.status.text);
   REQUIRE(chosen.name() == "prefix_cuda");

@@ -171,8 +171,8 @@ TEST_CASE("refusal: types of q, k and v, each combination on sm_80 and sm_90", "
 TEST_CASE("refusal: K of 16 bits that is not q's type beside quantised V", "[plan]") {
   CHECK(answer("sm_90", {ATTN_BF16, ATTN_F16, ATTN_Q8_0}).reason ==
         "no kernel on sm_90 takes q of bf16 with k of f16, v of q8_0 and out of bf16; k: f16; "
-        "accepted: bf16, f8_e4m3fn, f8_e5m2, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, i8, i4; or q: "
-        "bf16; accepted: f16");
+        "accepted: bf16, f8_e4m3fn, f8_e5m2, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, i8, i4, "
+        "f8_e4m3fn_token, nvfp4; or q: bf16; accepted: f16");
   CHECK(answer("sm_80", {ATTN_BF16, ATTN_Q8_0, ATTN_Q8_0}).reason ==
         "no kernel on sm_80 takes q of bf16 with k of q8_0, v of q8_0 and out of bf16; k and v: "
         "q8_0; accepted: bf16, f8_e4m3fn_token");

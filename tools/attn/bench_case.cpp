@@ -67,6 +67,12 @@ std::vector<Case> default_cases(attn_backend backend) {
           {.batch = 32, .heads = 32, .heads_kv = 8, .seqlen_q = 1, .seqlen_kv = 8192}};
 }
 
+// What is before byte `period`, again and again behind it.
+void repeat_from(Tensor& tensor, size_t period) {
+  for (size_t at = period; at < tensor.bytes; at += period)
+    std::memcpy(tensor.data.get() + at, tensor.data.get(), std::min(period, tensor.bytes - at));
+}
+
 Tensor random_tensor(attn_dtype type, std::vector<int64_t> shape, uint64_t seed) {
   Tensor tensor = make_typed(type, shape);
   const int64_t drawn = std::min(*element_count(shape), int64_t{1} << 22);
@@ -84,11 +90,14 @@ Tensor random_tensor(attn_dtype type, std::vector<int64_t> shape, uint64_t seed)
         4, attn::scales_of_row(attn::type_info(type), dim) * attn::type_info(type).scale_bytes)));
     const float one = 1 / 448.0f;
     std::memcpy(scales.data(), &one, sizeof one);
-    for (double& value : x) value = next();
-    for (int64_t row = 0; row < rows; ++row)
-      attn::encode_cache(
-          type, reinterpret_cast<char*>(tensor.data.get()) + row * attn::dtype_bytes(type, dim),
-          scales.data(), 0, dim, x.data());
+    const auto row_bytes = static_cast<size_t>(attn::dtype_bytes(type, dim));
+    const int64_t drawn_rows = std::min(rows, drawn / dim + 1);
+    for (int64_t row = 0; row < drawn_rows; ++row) {
+      for (double& value : x) value = next();
+      attn::encode_cache(type, reinterpret_cast<char*>(tensor.data.get()) + row * row_bytes,
+                         scales.data(), 0, dim, x.data());
+    }
+    repeat_from(tensor, static_cast<size_t>(drawn_rows) * row_bytes);
     return tensor;
   }
   if (attn::dtype_has_scales(type)) {
@@ -106,9 +115,7 @@ Tensor random_tensor(attn_dtype type, std::vector<int64_t> shape, uint64_t seed)
     for (int64_t i = 0; i < drawn; ++i)
       attn::encode_element(type, tensor.data.get(), i, next(), true);
   }
-  const auto period = static_cast<size_t>(attn::dtype_bytes(type, drawn));
-  for (size_t at = period; at < tensor.bytes; at += period)
-    std::memcpy(tensor.data.get() + at, tensor.data.get(), std::min(period, tensor.bytes - at));
+  repeat_from(tensor, static_cast<size_t>(attn::dtype_bytes(type, drawn)));
   return tensor;
 }
 
