@@ -581,7 +581,6 @@ struct Own : Swapped<OwnTypes, tile> {
       add_columns<F16>(block, columns, p);
     }
   }
-  template <bool by_fours>
   __device__ __forceinline__ void add_nvfp4_v(const float (&x)[elements], unsigned stage,
                                               unsigned valid) {
     using V = NvFp4<head_dim_v>;
@@ -605,18 +604,18 @@ struct Own : Swapped<OwnTypes, tile> {
         for (int i = 0; i < 4; ++i)
           if (!(valid >> (two_t + v_key(i)) & 1)) scales[i] = 0;
       }
-      if constexpr (by_fours) {
+      if (a.v_by_fours) {
         unsigned columns[2][2][4];
         V::load_v_by_fours(columns, from, scales, two, g);
 #pragma unroll
         for (int i = 0; i < 2; ++i) add_columns<F16>(2 * two + i, columns[i], p);
-      } else {
+        continue;
+      }
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          unsigned columns[2][4];
-          V::load_v(columns, from, scales, 2 * two + i, g);
-          add_columns<F16>(2 * two + i, columns, p);
-        }
+      for (int i = 0; i < 2; ++i) {
+        unsigned columns[2][4];
+        V::load_v(columns, from, scales, 2 * two + i, g);
+        add_columns<F16>(2 * two + i, columns, p);
       }
     }
   }
@@ -647,10 +646,8 @@ struct Own : Swapped<OwnTypes, tile> {
       add_code_v<I4<head_dim_v>>(x, stage, valid);
     else if (with_block(type, [&](auto block) { add_block_v<decltype(block)>(x, from, valid); }))
       return;
-    else if (type == attn_element_nvfp4 && a.v_by_fours)
-      add_nvfp4_v<true>(x, stage, valid);
     else if (type == attn_element_nvfp4)
-      add_nvfp4_v<false>(x, stage, valid);
+      add_nvfp4_v(x, stage, valid);
     else if (type == attn_element_f8_e4m3fn_token)
       add_e4m3_v(x, stage, valid);
     else if (type == attn_element_f16)

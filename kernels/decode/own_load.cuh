@@ -115,32 +115,6 @@ struct OwnLoader : SwappedLoader<OwnTypes, tile> {
                                               unsigned long long lane_scale, unsigned to,
                                               unsigned long long valid, int before,
                                               int local) const {
-    constexpr int row = key_scale_bytes(attn_element_nvfp4, columns);
-    const auto each = [&](auto&& copy) {
-      each_scale(s, boxes, scales, lane_scale, valid, before, local, copy);
-    };
-    // A way for each: what this warp does for a stage is what short rows wait for.
-    if (type == attn_element_nvfp4)
-      each([&](int place, unsigned long long scale, bool there) {
-        ptx::cp_async_if<row>(to + row * place, reinterpret_cast<const void*>(scale), there);
-      });
-    else if (type == attn_element_f8_e4m3fn_token)
-      each([&](int place, unsigned long long scale, bool there) {
-        ptx::cp_async_if<4>(to + 4 * place, reinterpret_cast<const void*>(scale), there);
-      });
-    else
-      each([&](int place, unsigned long long scale, bool there) {
-        ptx::cp_async_part_if(to + 4 * place, reinterpret_cast<const void*>(scale & ~3ull),
-                              scale % 4 == 0 ? 2 : 4, there);
-      });
-  }
-  // Calls copy(place, address, there) for a stage's scales.
-  template <class Copy>
-  __device__ __forceinline__ void each_scale(const attn_decode_segment& s, const OwnBoxes& boxes,
-                                             const attn_key_scales& scales,
-                                             unsigned long long lane_scale,
-                                             unsigned long long valid, int before, int local,
-                                             Copy&& copy) const {
     const int keys = stage_keys();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -157,7 +131,12 @@ struct OwnLoader : SwappedLoader<OwnTypes, tile> {
         scale += local * (long long)scales.seq;
       }
       const bool there = valid == ~0ull || (valid >> key & 1);
-      copy(place, scale, there);
+      constexpr int row = key_scale_bytes(attn_element_nvfp4, columns);
+      if (type == attn_element_nvfp4)
+        ptx::cp_async_if<row>(to + row * place, reinterpret_cast<const void*>(scale), there);
+      else
+        ptx::cp_async_part_if(to + 4 * place, reinterpret_cast<const void*>(scale & ~3ull),
+                              type == attn_element_f8_e4m3fn_token || scale % 4 ? 4 : 2, there);
     }
   }
 
