@@ -308,7 +308,7 @@ TEST_CASE("backward: the gradient of a bias on devices") {
     for (unsigned repeats = 0; repeats < 8; ++repeats) {
       ++seed;
       if (sums != 0 && repeats != (sums & 7)) continue;
-      if (sanitized && seed % 6) continue;
+      if (sanitized && seed % 6 && seed % 12 != 4) continue;
       const int64_t dims[] = {64, 128, 40, 256};
       Case c = shape("bias", 3, 4, seed % 2 ? 2 : 4, dims[seed % 4], 70 + int64_t(seed % 80),
                      130 + int64_t(seed % 200));
@@ -328,6 +328,8 @@ TEST_CASE("backward: the gradient of a bias on devices") {
       c = with_type(c, seed / 4 % 2 ? ATTN_BF16 : ATTN_F16);
       c.out_type = c.q_type;
       c.bias_type = seed % 3 == 1 ? c.q_type : ATTN_F32;
+      // Rows at multiples of 16 bytes are read in other ways.
+      if (seed % 3 == 1 && seed % 5 != 0) c.segments[0].capacity &= ~7;
       c.bias_per_batch = !(repeats & 1), c.bias_per_head = !(repeats & 2);
       c.bias_per_query = !(repeats & 4);
       if (seed % 8 == 3) c.bias_key_stride = 2, c.bias_first = 3;
