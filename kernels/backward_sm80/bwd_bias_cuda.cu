@@ -1,4 +1,4 @@
-//# architectures sm_80 sm_90 compute_80
+//# architectures sm_80 sm_90 compute_80 local_bytes=64
 // The gradient of a bias: ds of every score, or sums of it where the bias repeats. A thread block
 // has a tile of d_bias, or a part of its sum, in registers in float32. It goes over the tiles of
 // scores that the sum consists of in ascending order, and computes S = Q K^T and dP = dO V^T of
@@ -189,7 +189,7 @@ __device__ __forceinline__ void add_ds(float (&sum)[keys / 8][4], float (&s)[key
   }
   const ScoreRule rule(a, head);
   rule.cap(a, s);
-  constexpr int at_once = pairs ? keys / 8 : 4;  // columns of 8 keys whose bias is loaded together
+  constexpr int at_once = pairs ? keys / 8 : 2;  // columns of 8 keys whose bias is loaded together
 #pragma unroll
   for (int first = 0; first < keys / 8; first += at_once) {
     float bias[at_once][2][2];
@@ -372,7 +372,7 @@ __device__ __forceinline__ void add_tiles(const Arguments& a, unsigned char* sha
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(bias_threads, 2)
+extern "C" __global__ void __launch_bounds__(bias_threads, 3)
     bwd_bias_cuda(const __grid_constant__ attn_backward_bias_kernarg a) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   if (a.adds_parts)

@@ -84,10 +84,8 @@ struct Consumer {
   __device__ __forceinline__ void find_dq(unsigned n) const {
     constexpr int count = tile.dq_columns() / 2;
     float dq[count];
-    const int which = tile.roles() ? group : n % tile.dq_places;
-    const int ds_place = tile.roles() ? 0 : n % 2;
+    const int which = tile.roles() ? group : n % 2, ds_place = tile.roles() ? 0 : n % 2;
     const unsigned parity = tile.roles() ? n & 1 : n / 2 & 1;
-    const unsigned dq_parity = tile.roles() ? n & 1 : n / tile.dq_places & 1;
     ptx::mbarrier_wait(address(&c.ds_full[ds_place]), parity);
     const unsigned long long ds =
         ptx::wgmma_descriptor(at_16(tile.ds_offset() + ds_place * tile.ds_bytes()), 0);
@@ -107,14 +105,13 @@ struct Consumer {
         ptx::wgmma_transposed<bf16>(dq, ds + 512 + step * 128, peer_k + step * 128, true);
     }
     ptx::wgmma_commit();
-    ptx::mbarrier_wait(address(&c.dq_empty[which]), dq_parity);
+    ptx::mbarrier_wait(address(&c.dq_empty[which]), parity);
     ptx::wgmma_wait<0>();
     ptx::pin(dq);
     release(c.ds_empty[ds_place]);
     if (tile.blocks > 1 && lane == 0)
       ptx::mbarrier_arrive_at(address(&c.ds_empty[ds_place]), block_of_cluster<tile>() ^ 1);
-    const unsigned place =
-        shared + tile.dq_offset() + which * tile.dq_bytes() + threadIdx.x % 128 * 16;
+    const unsigned place = shared + tile.dq_place(which) + threadIdx.x % 128 * 16;
     const DqTile& to = c.dq[which];
     if (to.last == not_last) {
 #pragma unroll

@@ -59,7 +59,6 @@ struct Control {
   Barrier dq_empty[2], dq_full[2];
   DqTile dq[2];             // written before dq_empty
   Barrier p_full, p_empty;  // in a cluster
-  Barrier bias_full, bias_empty;
   // In a cluster: the second block knows the item that the first has taken for both, and has read
   // it.
   Barrier taken, taken_read;
@@ -69,6 +68,7 @@ struct Control {
   unsigned poisoned[groups * max_subtiles * 2];
   alignas(128) float lse[max_stages][tile_queries];
   alignas(128) float delta[max_stages][tile_queries];
+  Barrier bias_full, bias_empty;  // of a copied bias
 };
 static_assert(sizeof(Control) <= control_bytes);
 
@@ -93,7 +93,7 @@ __device__ __forceinline__ void init_barriers(Control& c) {
     init(c.dq_full[i], 4), init(c.dq_empty[i], 1);
   }
   init(c.p_full, 4), init(c.p_empty, 4);
-  init(c.bias_full, 32), init(c.bias_empty, tile.roles() ? 4 : warps);
+  if constexpr (tile.biased) init(c.bias_full, 32), init(c.bias_empty, tile.roles() ? 4 : warps);
   init(c.taken, 1), init(c.taken_read, 1);
   ptx::mbarrier_init_fence();
 }

@@ -361,9 +361,7 @@ __device__ __forceinline__ void add_dq(const attn_sm90_backward_kernarg& a, Cont
                                        unsigned shared, unsigned which) {
   constexpr int parts = tile.dq_parts();
   const unsigned part = parts == 1 ? 0 : groups * block_of_cluster<tile>() + which;
-  const unsigned place = shared + tile.dq_offset() + which * tile.dq_bytes();
-  DqTile& to = c.dq[which];
-  Barrier &empty = c.dq_empty[which], &full = c.dq_full[which];
+  const unsigned place = shared + tile.dq_place(which);
   unsigned n = 0;
   // What the tile before is to be counted in, once it has been added.
   unsigned* adds = nullptr;
@@ -380,7 +378,10 @@ __device__ __forceinline__ void add_dq(const attn_sm90_backward_kernarg& a, Cont
     const long long first = (long long)item.head * a.tiles + item.first_tile;
     for (int m = item.tiles.first; m <= item.tiles.last; ++m, ++n) {
       if (parts > 1 || n % tile.dq_places == which) {
-        const unsigned parity = parts > 1 ? n & 1 : n / tile.dq_places & 1;
+        const unsigned number = tile.dq_places == 1 ? n % 2 : which;
+        const unsigned parity = parts > 1 ? n & 1 : n / 2 & 1;
+        DqTile& to = c.dq[number];
+        Barrier &empty = c.dq_empty[number], &full = c.dq_full[number];
         const long long index = (first + m) * parts + part;
         unsigned* const turn = a.turn + index;
         float* const sum = a.dq_sum + index * (tile.dq_bytes() / 4);

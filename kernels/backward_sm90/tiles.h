@@ -20,7 +20,7 @@ struct Tile {
   // and one of its warpgroups has dv of them, the other dk. They send each other ds, and each finds
   // half of dq's columns from ds of all keys.
   int blocks = 1;
-  int dq_places = 2;  // of tiles of dq, or of parts of them
+  int dq_places = 2;  // of tiles n % 2 of dq, or of parts of it; or both have one place
   bool biased = false;
 
   constexpr bool operator==(const Tile&) const = default;
@@ -59,6 +59,9 @@ struct Tile {
   ATTN_HOST_DEVICE constexpr int ds_offset() const { return p_offset() + p_bytes(); }
   ATTN_HOST_DEVICE constexpr int dq_offset() const {
     return ds_offset() + ds_places() * ds_bytes();
+  }
+  ATTN_HOST_DEVICE constexpr int dq_place(int which) const {
+    return dq_offset() + (dq_places == 1 ? 0 : which * dq_bytes());
   }
   // The bias of a tile in 16 bits: see load_bias().
   ATTN_HOST_DEVICE constexpr int bias_offset() const {
