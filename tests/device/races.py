@@ -17,6 +17,7 @@ WARP = "lanes meet at a __syncwarp() that ptxas leaves out, then lane 0 arrives 
 TURNS = "groups meet at a barrier, and have met apart another number of times before: planted.cu, groups-apart"
 LOADS = "the copy engine writes after a barrier for which the copy waits, at which lane 0 has arrived for those who read"
 PARTS = "three parts lie between: the writer's unit is asked for when all warps have arrived for the unit before the last, after the read"
+VOTE = "a warp votes on what its lanes have read, and only then writes: clear_poisoned"
 # function and file of either access, and why
 KNOWN = [
     ("visible_by_blocks live_tiles.cuh", "leave live_tiles.cuh", WARP),
@@ -44,6 +45,7 @@ KNOWN = [
     ("store_shared_floats load_shared.h", "bulk_load bulk.h", LOADS),
     ("load_shared_floats load_shared.h", "bulk_load bulk.h", LOADS),
     ("load_shared_floats load_shared.h", "store_shared_floats load_shared.h", WARP),
+    ("load_shared_floats load_shared.h", "fill_shared load_shared.h", VOTE),
 ]
 
 
