@@ -46,6 +46,7 @@ KNOWN = [
     ("load_shared_floats load_shared.h", "bulk_load bulk.h", LOADS),
     ("load_shared_floats load_shared.h", "store_shared_floats load_shared.h", WARP),
     ("load_shared_floats load_shared.h", "fill_shared load_shared.h", VOTE),
+    ("store_shared_floats load_shared.h", "store_shared_floats load_shared.h", WARP),
 ]
 
 
