@@ -1,8 +1,10 @@
-//# architectures sm_80 sm_90 compute_80
+//# architectures sm_80 sm_90 compute_80 local_bytes=64
 // The gradient of a bias: ds of every score, or sums of it where the bias repeats. A thread block
 // has a tile of d_bias, or a part of its sum, in registers in float32. It goes over the tiles of
 // scores that the sum consists of in ascending order, and computes S = Q K^T and dP = dO V^T of
 // each anew. So no two blocks add to the same element.
+#include <type_traits>
+
 #include "../common/convert.cuh"
 #include "../forward_sm80/load.cuh"
 #include "../ptx/address.h"
@@ -36,15 +38,33 @@ struct Scores {
   bool full;    // all pairs are visible, as far as masks go
 };
 
-// The next tile of the block's sum from number `n` on of which a pair is visible; n becomes the
-// number after it. By one thread.
+// The tiles of scores of a block's sum that are still to come. Divisions take long, so they find
+// the first one only.
+struct Coming {
+  long long count;
+  int at[4];  // the next one, from the tile of d_bias on
+
+  __device__ Coming(const BiasSums& sums, int part) : count(sums.begin(part + 1)) {
+    const long long first = sums.begin(part);
+    count -= first;
+    BiasSums::split(sums.summed, first, at);
+  }
+  __device__ void advance(const int (&extent)[4]) {
+    --count;
+    for (int i = 3; i >= 0; --i) {
+      if (++at[i] < extent[i]) return;
+      at[i] = 0;
+    }
+  }
+};
+
+// The next tile of the block's sum of which a pair is visible. By one thread.
 __device__ __forceinline__ void find_visible(const attn_bwd_sm80_kernarg& a, const BiasSums& sums,
-                                             const int (&tile)[4], long long& n, long long end,
-                                             Scores& s) {
-  while (n < end) {
+                                             const int (&tile)[4], Coming& coming, Scores& s) {
+  while (coming.count > 0) {
     int at[4];
-    BiasSums::split(sums.summed, n++, at);
-    for (int i = 0; i < 4; ++i) at[i] += tile[i];
+    for (int i = 0; i < 4; ++i) at[i] = tile[i] + coming.at[i];
+    coming.advance(sums.summed);
     const attn::device::Span span = segment_span(a.kv, at[0]);
     const attn::KeyBand band = a.mask.band(a.rows.seqlen_q, span.length);
     s.item.b = at[0];
@@ -119,33 +139,73 @@ __device__ __forceinline__ void multiply(float (&x)[keys / 8][4], unsigned rows_
   }
 }
 
-// sum += ds of a warp's 16 rows, the first of which is number `row`. hiding: some of the pairs may
-// not be visible.
-template <bool hiding>
-__device__ __forceinline__ void add_ds(float (&sum)[keys / 8][4], float (&s)[keys / 8][4],
-                                       const float (&dp)[keys / 8][4],
-                                       const attn_bwd_sm80_kernarg& a, const Scores& tile,
-                                       int row) {
-  const int lane = threadIdx.x % 32, head = tile.item.head;
-  const int column = fragment_column(0, lane);
+// What a lane needs of its two rows beside the products, which is loaded before them.
+struct Rows {
   float lse2[2], delta[2];
-  SeenColumns<Columns> seen[2];
+  bool pairs;                  // the bias is in `bias`
+  unsigned bias[keys / 8][2];  // of neighbouring keys, in 16 bits each
+};
+
+// row: the warp's first one.
+__device__ __forceinline__ void begin_rows(Rows& rows, const attn_bwd_sm80_kernarg& a,
+                                           bool in_pairs, const Scores& tile, int row) {
+  const int lane = threadIdx.x % 32, head = tile.item.head;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int query = row + fragment_row(half, lane);
     const bool exists = query < tile.item.length;
     const long long at = a.rows.first_row(head) + tile.item.stats + query;
-    lse2[half] = exists ? a.lse2[at] : infinity(), delta[half] = exists ? a.delta[at] : 0;
+    rows.lse2[half] = exists ? a.lse2[at] : infinity(), rows.delta[half] = exists ? a.delta[at] : 0;
+  }
+  rows.pairs = in_pairs && tile.keys.count == keys;
+  if (!rows.pairs) return;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int query = min(row + fragment_row(half, lane), tile.item.length - 1);
+    const auto* const from = reinterpret_cast<const unsigned*>(
+        static_cast<const unsigned short*>(a.bias) + tile.item.b * a.bias_stride[0] +
+        head * a.bias_stride[1] + query * a.bias_stride[2] + tile.keys.first +
+        fragment_column(0, lane));
+#pragma unroll
+    for (int n = 0; n < keys / 8; ++n) rows.bias[n][half] = from[4 * n];
+  }
+}
+
+// sum += ds of a warp's 16 rows, the first of which is number `row`. hiding: some of the pairs may
+// not be visible. pairs: rows.pairs.
+template <class Element, bool hiding, bool pairs>
+__device__ __forceinline__ void add_ds(float (&sum)[keys / 8][4], float (&s)[keys / 8][4],
+                                       const float (&dp)[keys / 8][4], const Rows& rows,
+                                       const attn_bwd_sm80_kernarg& a, const Scores& tile,
+                                       int row) {
+  const int lane = threadIdx.x % 32, head = tile.item.head;
+  const int column = fragment_column(0, lane);
+  const auto &lse2 = rows.lse2, &delta = rows.delta;
+  SeenColumns<Columns> seen[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int query = row + fragment_row(half, lane);
     if (hiding) seen[half] = seen_columns<Columns, Of::queries>(a, tile.item, tile.keys, query);
   }
   const ScoreRule rule(a, head);
   rule.cap(a, s);
-  constexpr int at_once = 4;  // columns of 8 keys whose bias is loaded together
+  constexpr int at_once = pairs ? keys / 8 : 2;  // columns of 8 keys whose bias is loaded together
 #pragma unroll
   for (int first = 0; first < keys / 8; first += at_once) {
     float bias[at_once][2][2];
-    load_bias<Of::queries>(a, tile.item, head, row + fragment_row(0, lane),
-                           tile.keys.first + 8 * first + column, bias);
+    if constexpr (pairs) {
+#pragma unroll
+      for (int n = 0; n < at_once; ++n)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const unsigned pair = rows.bias[first + n][half];
+          bias[n][half][0] = Element::unpack((unsigned short)pair);
+          bias[n][half][1] = Element::unpack((unsigned short)(pair >> 16));
+        }
+    } else {
+      load_bias<Of::queries>(a, tile.item, head, row + fragment_row(0, lane),
+                             tile.keys.first + 8 * first + column, bias);
+    }
 #pragma unroll
     for (int n = first; n < first + at_once; ++n) {
 #pragma unroll
@@ -232,8 +292,7 @@ __device__ __forceinline__ void add_tiles(const Arguments& a, unsigned char* sha
   const int part = int(blockIdx.x / tiles);
   int tile[4];
   BiasSums::split(a.sums.kept, blockIdx.x % tiles, tile);
-  long long n = a.sums.begin(part);
-  const long long end = a.sums.begin(part + 1);
+  Coming coming(a.sums, part);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const unsigned shared = ptx::address(shared_memory);
   const unsigned rows_at = shared + warp * (16 * row_pitch) +
@@ -249,7 +308,7 @@ __device__ __forceinline__ void add_tiles(const Arguments& a, unsigned char* sha
   __shared__ Scores found[3];
   static_assert(sizeof found <= bias_static_shared_bytes);
   const auto find = [&](unsigned number) {
-    if (threadIdx.x == 0) find_visible(a.of, a.sums, tile, n, end, found[number % 3]);
+    if (threadIdx.x == 0) find_visible(a.of, a.sums, tile, coming, found[number % 3]);
   };
   find(0);
   __syncthreads();
@@ -257,12 +316,18 @@ __device__ __forceinline__ void add_tiles(const Arguments& a, unsigned char* sha
     copier.copy(found[0], chunk, chunk);
     ptx::cp_async_commit();
   }
+  // Neighbouring keys' biases are 4 bytes, and at multiples of 4 bytes.
+  const bool in_pairs = a.of.bias_type == Element::type && a.of.bias_stride[3] == 1 &&
+                        reinterpret_cast<unsigned long long>(a.of.bias) % 4 == 0 &&
+                        (a.of.bias_stride[0] | a.of.bias_stride[1] | a.of.bias_stride[2]) % 2 == 0;
   float sum[keys / 8][4] = {};
   unsigned stage = 0;
   for (unsigned number = 0; found[number % 3].keys.count > 0; ++number) {
     find(number + 1);
     const Scores& now = found[number % 3];
     float s[keys / 8][4] = {}, dp[keys / 8][4] = {};
+    Rows of_rows;
+    begin_rows(of_rows, a.of, in_pairs, now, now.item.row + 16 * warp);
 #pragma unroll 1
     for (int chunk = 0; chunk < copier.chunks; ++chunk) {
       ptx::cp_async_wait<ahead - 1>();
@@ -281,10 +346,15 @@ __device__ __forceinline__ void add_tiles(const Arguments& a, unsigned char* sha
         multiply<Element>(dp, rows_at + at, keys_at + at);
       stage = (stage + 1) % bias_stages;
     }
-    if (now.full)
-      add_ds<false>(sum, s, dp, a.of, now, now.item.row + 16 * warp);
+    const auto add = [&](auto hiding, auto pairs) {
+      add_ds<Element, hiding, pairs>(sum, s, dp, of_rows, a.of, now, now.item.row + 16 * warp);
+    };
+    constexpr std::true_type yes;
+    constexpr std::false_type no;
+    if (of_rows.pairs)
+      now.full ? add(no, yes) : add(yes, yes);
     else
-      add_ds<true>(sum, s, dp, a.of, now, now.item.row + 16 * warp);
+      add(yes, no);
   }
   ptx::cp_async_wait<0>();
   __syncthreads();

@@ -44,12 +44,10 @@ __device__ __forceinline__ void Consumer<T, tile, with>::run_by_keys() const {
         multiply(dp, v, d_out);
 #pragma unroll
         for (int u = 0; u < tile.subtiles; ++u) {
-          Bias bias;
-          begin_bias(bias, item, query, tile.subtiles * group + u);
           ptx::wgmma_wait<1>();
           ptx::pin(s);
           unsigned p[4][4], ds[4][4];
-          find_p(s, p, stats, item, query, tile.subtiles * group + u, bias);
+          find_p(s, p, stats, item, query, tile.subtiles * group + u, n);
           add_products(dv[u], p, d_out_t);
           ptx::wgmma_wait<1>();  // dp is there, and dk of the subtile before
           ptx::pin(dp);

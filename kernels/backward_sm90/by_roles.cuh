@@ -46,11 +46,9 @@ __device__ __forceinline__ void Consumer<T, tile, with>::run_by_roles() const {
         unsigned p[4][4];
         ptx::mbarrier_wait(address(&c.q_full[0]), n & 1);
         multiply(s, k, q);
-        Bias bias;
-        begin_bias(bias, item, query, subtile);
         ptx::wgmma_wait<0>();
         ptx::pin(s);
-        find_p(s, p, stats, item, query, subtile, bias);
+        find_p(s, p, stats, item, query, subtile, n);
         release(c.q_empty[0]);
         ptx::mbarrier_wait(address(&c.p_empty), n & 1 ^ 1);
 #pragma unroll

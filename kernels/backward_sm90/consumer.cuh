@@ -111,8 +111,7 @@ struct Consumer {
     release(c.ds_empty[ds_place]);
     if (tile.blocks > 1 && lane == 0)
       ptx::mbarrier_arrive_at(address(&c.ds_empty[ds_place]), block_of_cluster<tile>() ^ 1);
-    const unsigned place =
-        shared + tile.dq_offset() + which * tile.dq_bytes() + threadIdx.x % 128 * 16;
+    const unsigned place = shared + tile.dq_place(which) + threadIdx.x % 128 * 16;
     const DqTile& to = c.dq[which];
     if (to.last == not_last) {
 #pragma unroll
@@ -146,7 +145,6 @@ struct Consumer {
     int next_key;                    // elements to the one of half 1
     int query;                       // the lane's first one of the tile
     int last;                        // of the sequence: no element of a later one is read
-    float more[2];                   // for the key of each half
     unsigned raw[bias_batch][2][2];  // a batch of the lane's elements as they are in memory
   };
   // Loads a batch, which begins with queries 8 * first. All loads are under way together.
@@ -167,47 +165,58 @@ struct Consumer {
     else
       load(static_cast<const unsigned short*>(a.bias));
   }
-  // The first batch of a tile and subtile, while its products are under way.
   __device__ __forceinline__ void begin_bias(Bias& bias, const Item& item, int query,
                                              int subtile) const {
-    if constexpr (!biased) return;
     const int last = item.sequence.keys - 1, in_item = 64 * subtile + 16 * warp + lane / 4;
     const int key = item.block * tile.keys() + in_item;
     const int first = min(key, last), second = min(key + 8, last);
-    const unsigned poisoned = c.poisoned[in_item / 32] >> in_item % 32;
-    const auto more = [](unsigned bit) { return bit ? __int_as_float(0x7fffffff) : 0.f; };
     bias.at =
         item.b * a.bias_stride[0] + item.head * a.bias_stride[1] + (long long)first * a.bias_key;
     bias.next_key = (second - first) * a.bias_key;
     bias.query = query + lane % 4 * 2;
     bias.last = item.sequence.queries - 1;
-    bias.more[0] = more(poisoned & 1), bias.more[1] = more(poisoned >> 8 & 1);
     load_bias(bias, 0);
   }
   // Adds it to scores in the log2 domain, [half][i]. A key whose bias is -inf is not seen; a finite
   // one hides nothing, so its product is kept finite.
-  __device__ __forceinline__ void add_bias(const Bias& bias, const unsigned (&raw)[2][2],
+  __device__ __forceinline__ void add_bias(const float (&more)[2], const float (&of)[2][2],
                                            float (&power)[2][2]) const {
     constexpr float lowest = -2.3e38f;
-    const bool wide = a.bias_type == attn_element_f32;
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const unsigned bits = raw[half][i];
-        const float b = wide ? __uint_as_float(bits) : T::unpack((unsigned short)bits);
+        const float b = of[half][i];
         float& to = power[half][i];
-        to = b == -infinity() ? b
-                              : to + fmaf(ptx::max_nan(b, lowest), device::log2_e, bias.more[half]);
+        to = b == -infinity() ? b : to + fmaf(ptx::max_nan(b, lowest), device::log2_e, more[half]);
       }
+  }
+
+  // Where a lane's row of a copied bias begins, as ldmatrix wants it: of two 8 queries and two 8
+  // keys.
+  __device__ __forceinline__ unsigned bias_row(int subtile) const {
+    const int of_warp = tile.roles() ? warp : 4 * subtile + warp;
+    return bias_place<tile>(shared, of_warp, lane / 16 * 8 + lane % 8, lane / 8 % 2);
   }
 
   // Scores with softcap, bias and ALiBi: s becomes P times softcap's slope, and p is P. seen: of
   // the lane's queries, for its key of each half. away: from its key of half 0 to its first query,
   // in positions of which the last query and the last key have the same.
+  // copied: bias.copied.
+  template <bool copied>
   __device__ __forceinline__ void weigh(float (&s)[32], unsigned (&p)[4][4], unsigned stats,
                                         const unsigned (&seen)[2], float away, int head,
-                                        Bias& bias) const {
+                                        int subtile, const Item& item, int query) const {
+    Bias bias;
+    unsigned pairs[4];  // copied: of two columns of 8 queries
+    float more[2];      // for the key of each half
+    if constexpr (biased) {
+      const int in_item = 64 * subtile + 16 * warp + lane / 4;
+      const unsigned poisoned = c.poisoned[in_item / 32] >> in_item % 32;
+      more[0] = poisoned & 1 ? __int_as_float(0x7fffffff) : 0.f;
+      more[1] = poisoned >> 8 & 1 ? __int_as_float(0x7fffffff) : 0.f;
+      if (!copied) begin_bias(bias, item, query, subtile);
+    }
     const bool capped = a.into_softcap != 0;
     const float alibi = a.alibi_slopes ? a.alibi_slopes[head] * device::log2_e : 0;
     if (capped) {
@@ -216,7 +225,8 @@ struct Consumer {
     }
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      if (biased && j > 0 && j % bias_batch == 0) load_bias(bias, j);
+      if (biased && !copied && j > 0 && j % bias_batch == 0) load_bias(bias, j);
+      if (copied && j % 2 == 0) ptx::ldmatrix_transposed(pairs, bias_row(subtile) + j * 256);
       const float2 lse = ptx::load_shared_two_floats(address(&c.lse) + stats + j * 32);
       float power[2][2];
 #pragma unroll
@@ -227,7 +237,22 @@ struct Consumer {
           power[half][i] = fmaf(-alibi, distance,
                                 fmaf(s[4 * j + 2 * half + i], a.log2_scale, i ? -lse.y : -lse.x));
         }
-      if constexpr (biased) add_bias(bias, bias.raw[j % bias_batch], power);
+      if constexpr (biased) {
+        float of[2][2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            if constexpr (copied) {
+              of[half][i] = T::unpack((unsigned short)(pairs[j % 2 * 2 + half] >> 16 * i));
+            } else {
+              const unsigned bits = bias.raw[j % bias_batch][half][i];
+              of[half][i] = a.bias_type == attn_element_f32 ? __uint_as_float(bits)
+                                                            : T::unpack((unsigned short)bits);
+            }
+          }
+        add_bias(more, of, power);
+      }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float weight[2];
@@ -247,7 +272,7 @@ struct Consumer {
   // query: the first one of the tile. bias: as begin_bias() leaves it.
   __device__ __forceinline__ void find_p(float (&s)[32], unsigned (&p)[4][4], unsigned stats,
                                          const Item& item, int query, int subtile,
-                                         Bias& bias) const {
+                                         unsigned n) const {
     if constexpr (!score) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -283,9 +308,16 @@ struct Consumer {
       ptx::pin(s);
     }
     if constexpr (score) {
-      weigh(s, p, stats, seen,
-            float(first_query() - first_key() + item.sequence.keys - item.sequence.queries),
-            item.head, bias);
+      const float away =
+          float(first_query() - first_key() + item.sequence.keys - item.sequence.queries);
+      if (biased && copies_bias(a)) {
+        if (tile.roles() || subtile % tile.subtiles == 0)
+          ptx::mbarrier_wait(address(&c.bias_full), n & 1);
+        weigh<biased>(s, p, stats, seen, away, item.head, subtile, item, query);
+        if (tile.roles() || subtile % tile.subtiles == tile.subtiles - 1) release(c.bias_empty);
+      } else {
+        weigh<false>(s, p, stats, seen, away, item.head, subtile, item, query);
+      }
     } else {
 #pragma unroll
       for (int i = 0; i < 32; ++i) s[i] = ptx::ex2(s[i]);

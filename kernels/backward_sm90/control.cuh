@@ -68,6 +68,7 @@ struct Control {
   unsigned poisoned[groups * max_subtiles * 2];
   alignas(128) float lse[max_stages][tile_queries];
   alignas(128) float delta[max_stages][tile_queries];
+  Barrier bias_full, bias_empty;  // of a copied bias
 };
 static_assert(sizeof(Control) <= control_bytes);
 
@@ -92,6 +93,7 @@ __device__ __forceinline__ void init_barriers(Control& c) {
     init(c.dq_full[i], 4), init(c.dq_empty[i], 1);
   }
   init(c.p_full, 4), init(c.p_empty, 4);
+  if constexpr (tile.biased) init(c.bias_full, 32), init(c.bias_empty, tile.roles() ? 4 : warps);
   init(c.taken, 1), init(c.taken_read, 1);
   ptx::mbarrier_init_fence();
 }

@@ -4,6 +4,8 @@
 #include "../ptx/acquire.h"
 #include "../ptx/arrive.h"
 #include "../ptx/bulk.h"
+#include "../ptx/cp_async.h"
+#include "../ptx/cp_async_16_part.h"
 #include "../ptx/load_shared.h"
 #include "../ptx/prefetch.h"
 #include "../ptx/tma.h"
@@ -225,6 +227,43 @@ __device__ __forceinline__ void clear_poisoned_queries(Control& c, unsigned shar
   }
 }
 
+// Whether the bias is copied to shared memory: 8 neighbouring keys are 16 bytes at a multiple
+// of 16.
+__device__ __forceinline__ bool copies_bias(const attn_sm90_backward_kernarg& a) {
+  return a.bias_type != attn_element_f32 && a.bias_key == 1 &&
+         reinterpret_cast<unsigned long long>(a.bias) % 16 == 0 &&
+         (a.bias_stride[0] | a.bias_stride[1] | a.bias_query) % 8 == 0;
+}
+// Where 8 keys of a query are: each warp that computes has its 16 keys together, 32 bytes for each
+// query. Halves change places, so that 8 queries are in different banks.
+template <Tile tile>
+__device__ __forceinline__ unsigned bias_place(unsigned shared, int warp, int query, int half) {
+  return shared + tile.bias_offset() + warp * (tile_queries * 32) + query * 32 +
+         ((half ^ (query / 4 & 1)) << 4);
+}
+// By all lanes of a warp; bias_full gets the arrival of each.
+template <Tile tile>
+__device__ __forceinline__ void copy_bias(const attn_sm90_backward_kernarg& a, Control& c,
+                                          unsigned shared, const Item& item, int m) {
+  const int lane = threadIdx.x % 32;
+  const int key = item.block * tile.keys() + block_of_cluster<tile>() * tile.block_keys();
+  const int last = item.sequence.queries - 1 - m * tile_queries;
+  const unsigned short* const from = static_cast<const unsigned short*>(a.bias) +
+                                     item.b * a.bias_stride[0] + item.head * a.bias_stride[1] +
+                                     (long long)(m * tile_queries) * a.bias_query + key;
+#pragma unroll 1
+  for (int first = 0; first < tile.block_keys(); first += 64) {
+    const int here = first + lane % 8 * 8;
+    const int bytes = 2 * max(0, min(8, item.sequence.keys - key - here));
+    const unsigned short* const column = from + (bytes ? here : 0);
+#pragma unroll 4
+    for (int row = lane / 8; row < tile_queries; row += 4)
+      ptx::cp_async_16_part(bias_place<tile>(shared, here / 16, row, here / 8 % 2),
+                            column + (long long)min(row, last) * a.bias_query, bytes);
+  }
+  ptx::cp_async_arrive(address(&c.bias_full));
+}
+
 // Asks for the bias of a tile of queries and the block's keys. By all lanes of a warp.
 template <Tile tile>
 __device__ __forceinline__ void prefetch_bias(const attn_sm90_backward_kernarg& a, const Item& item,
@@ -249,6 +288,7 @@ __device__ __forceinline__ void clear_unused(const attn_sm90_backward_kernarg& a
                                              unsigned shared) {
   using Q = Ring<tile.stages>;
   unsigned n = 0;
+  const bool copies = biased && copies_bias(a);
   unsigned keys_parity = 0, queries_parity = 0;  // of the next phase; a bit for each stage
   const auto arrive = [](Barrier& first, Barrier& second) {
     ptx::fence_async_shared();
@@ -262,7 +302,9 @@ __device__ __forceinline__ void clear_unused(const attn_sm90_backward_kernarg& a
     if (item.b < 0) return;
     const auto clear_queries = [&](int m) {
       const int s = Q::stage(n + m - item.tiles.first);
-      if constexpr (biased) prefetch_bias<tile>(a, item, m);
+      if constexpr (biased) {
+        if (!copies) prefetch_bias<tile>(a, item, m);
+      }
       ptx::mbarrier_wait(address(&c.queries_raw[s]), queries_parity >> s & 1);
       queries_parity ^= 1u << s;
       for (int offset : {tile.q_offset(), tile.d_out_offset()})
@@ -270,6 +312,12 @@ __device__ __forceinline__ void clear_unused(const attn_sm90_backward_kernarg& a
                      m * tile_queries, item.sequence.seeing());
       if constexpr (biased) clear_poisoned_queries<tile>(c, shared, s);
       arrive(c.q_full[s], c.d_out_full[s]);
+      if constexpr (biased) {
+        if (copies) {
+          ptx::mbarrier_wait(address(&c.bias_empty), n + m - item.tiles.first & 1 ^ 1);
+          copy_bias<tile>(a, c, shared, item, m);
+        }
+      }
     };
     // In the order in which they are loaded.
     if (biased ? item.tiles.count() > 0 : item.clears(item.tiles.first))
@@ -305,17 +353,15 @@ __device__ __forceinline__ void clear_unused(const attn_sm90_backward_kernarg& a
   }
 }
 
-// Adds dq of the tiles n with n % 2 == which, or part `which` of dq of all tiles, to dq_sum, each
-// when it is its turn. The last block that adds to a tile gets the sum instead, to store dq. By one
-// lane.
+// Adds dq of the tiles n with n % dq_places == which, or part `which` of dq of all tiles, to
+// dq_sum, each when it is its turn. The last block that adds to a tile gets the sum instead, to
+// store dq. By one lane.
 template <Tile tile>
 __device__ __forceinline__ void add_dq(const attn_sm90_backward_kernarg& a, Control& c,
                                        unsigned shared, unsigned which) {
   constexpr int parts = tile.dq_parts();
   const unsigned part = parts == 1 ? 0 : groups * block_of_cluster<tile>() + which;
-  const unsigned place = shared + tile.dq_offset() + which * tile.dq_bytes();
-  DqTile& to = c.dq[which];
-  Barrier &empty = c.dq_empty[which], &full = c.dq_full[which];
+  const unsigned place = shared + tile.dq_place(which);
   unsigned n = 0;
   // What the tile before is to be counted in, once it has been added.
   unsigned* adds = nullptr;
@@ -331,8 +377,11 @@ __device__ __forceinline__ void add_dq(const attn_sm90_backward_kernarg& a, Cont
     if (item.b < 0) return;
     const long long first = (long long)item.head * a.tiles + item.first_tile;
     for (int m = item.tiles.first; m <= item.tiles.last; ++m, ++n) {
-      if (parts > 1 || n % 2 == which) {
+      if (parts > 1 || n % tile.dq_places == which) {
+        const unsigned number = tile.dq_places == 1 ? n % 2 : which;
         const unsigned parity = parts > 1 ? n & 1 : n / 2 & 1;
+        DqTile& to = c.dq[number];
+        Barrier &empty = c.dq_empty[number], &full = c.dq_full[number];
         const long long index = (first + m) * parts + part;
         unsigned* const turn = a.turn + index;
         float* const sum = a.dq_sum + index * (tile.dq_bytes() / 4);

@@ -20,6 +20,8 @@ struct Tile {
   // and one of its warpgroups has dv of them, the other dk. They send each other ds, and each finds
   // half of dq's columns from ds of all keys.
   int blocks = 1;
+  int dq_places = 2;  // of tiles n % 2 of dq, or of parts of it; or both have one place
+  bool biased = false;
 
   constexpr bool operator==(const Tile&) const = default;
 
@@ -58,7 +60,17 @@ struct Tile {
   ATTN_HOST_DEVICE constexpr int dq_offset() const {
     return ds_offset() + ds_places() * ds_bytes();
   }
-  ATTN_HOST_DEVICE constexpr int shared_bytes() const { return dq_offset() + 2 * dq_bytes(); }
+  ATTN_HOST_DEVICE constexpr int dq_place(int which) const {
+    return dq_offset() + (dq_places == 1 ? 0 : which * dq_bytes());
+  }
+  // The bias of a tile in 16 bits: see load_bias().
+  ATTN_HOST_DEVICE constexpr int bias_offset() const {
+    return dq_offset() + dq_places * dq_bytes();
+  }
+  ATTN_HOST_DEVICE constexpr int bias_bytes() const {
+    return biased ? block_keys() * tile_queries * 2 : 0;
+  }
+  ATTN_HOST_DEVICE constexpr int shared_bytes() const { return bias_offset() + bias_bytes(); }
 };
 
 // 64 x 128: dk and dv of 64 keys are 128 registers of a thread, and scores and their gradients of
@@ -71,6 +83,14 @@ constexpr Tile tile_d64{.head_dim = 64, .subtiles = 2, .stages = 3};
 // often as there are 64 keys, and memory takes no more than 1.8 TB/s of that: a pair adds half as
 // often. Two stages would need 32 KB more than there are.
 constexpr Tile tile_d256{.head_dim = 256, .subtiles = 1, .stages = 1, .blocks = 2};
+// The bias needs room.
+constexpr Tile tile_d128_bias{
+    .head_dim = 128, .subtiles = 1, .stages = 2, .dq_places = 1, .biased = true};
+constexpr Tile tile_d64_bias{.head_dim = 64, .subtiles = 2, .stages = 2, .biased = true};
+constexpr Tile tile_d256_bias{
+    .head_dim = 256, .subtiles = 1, .stages = 1, .blocks = 2, .biased = true};
+static_assert(tile_d128_bias.shared_bytes() <= 232448 && tile_d64_bias.shared_bytes() <= 232448 &&
+              tile_d256_bias.shared_bytes() <= 232448);
 static_assert(tile_d128.shared_bytes() <= 232448 && tile_d64.shared_bytes() <= 232448 &&
               tile_d256.shared_bytes() <= 232448);
 

@@ -31,22 +31,22 @@ constexpr int bf16 = attn_element_bf16, f16 = attn_element_f16;
 constexpr Variant variants[] = {
     {.name = "bwd_sm90_bf16_d64", .type = bf16, .tile = tile_d64, .local_bytes = 16},
     {.name = "bwd_sm90_bf16_d64_score", .type = bf16, .tile = tile_d64, .with = With::score, .local_bytes = 96},
-    {.name = "bwd_sm90_bf16_d64_bias", .type = bf16, .tile = tile_d64, .with = With::bias, .local_bytes = 160},
+    {.name = "bwd_sm90_bf16_d64_bias", .type = bf16, .tile = tile_d64_bias, .with = With::bias, .local_bytes = 160},
     {.name = "bwd_sm90_bf16_d128", .type = bf16, .tile = tile_d128},
     {.name = "bwd_sm90_bf16_d128_score", .type = bf16, .tile = tile_d128, .with = With::score, .local_bytes = 32},
-    {.name = "bwd_sm90_bf16_d128_bias", .type = bf16, .tile = tile_d128, .with = With::bias, .local_bytes = 64},
+    {.name = "bwd_sm90_bf16_d128_bias", .type = bf16, .tile = tile_d128_bias, .with = With::bias, .local_bytes = 64},
     {.name = "bwd_sm90_bf16_d256", .type = bf16, .tile = tile_d256},
     {.name = "bwd_sm90_bf16_d256_score", .type = bf16, .tile = tile_d256, .with = With::score},
-    {.name = "bwd_sm90_bf16_d256_bias", .type = bf16, .tile = tile_d256, .with = With::bias},
+    {.name = "bwd_sm90_bf16_d256_bias", .type = bf16, .tile = tile_d256_bias, .with = With::bias},
     {.name = "bwd_sm90_f16_d64", .type = f16, .tile = tile_d64, .local_bytes = 16},
     {.name = "bwd_sm90_f16_d64_score", .type = f16, .tile = tile_d64, .with = With::score, .local_bytes = 96},
-    {.name = "bwd_sm90_f16_d64_bias", .type = f16, .tile = tile_d64, .with = With::bias, .local_bytes = 160},
+    {.name = "bwd_sm90_f16_d64_bias", .type = f16, .tile = tile_d64_bias, .with = With::bias, .local_bytes = 160},
     {.name = "bwd_sm90_f16_d128", .type = f16, .tile = tile_d128},
     {.name = "bwd_sm90_f16_d128_score", .type = f16, .tile = tile_d128, .with = With::score, .local_bytes = 32},
-    {.name = "bwd_sm90_f16_d128_bias", .type = f16, .tile = tile_d128, .with = With::bias, .local_bytes = 64},
+    {.name = "bwd_sm90_f16_d128_bias", .type = f16, .tile = tile_d128_bias, .with = With::bias, .local_bytes = 64},
     {.name = "bwd_sm90_f16_d256", .type = f16, .tile = tile_d256},
     {.name = "bwd_sm90_f16_d256_score", .type = f16, .tile = tile_d256, .with = With::score},
-    {.name = "bwd_sm90_f16_d256_bias", .type = f16, .tile = tile_d256, .with = With::bias},
+    {.name = "bwd_sm90_f16_d256_bias", .type = f16, .tile = tile_d256_bias, .with = With::bias},
 };
 // clang-format on
 

@@ -343,6 +343,27 @@ TEST_CASE("backward: the gradient of a bias on devices") {
   }
 }
 
+// Kernels of Hopper copy a bias of 16 bits whose rows are at multiples of 16 bytes, 8 keys at a
+// time. Sequences end within the 8.
+TEST_CASE("backward: a bias of each batch entry and head on devices") {
+  uint64_t seed = 800;
+  for (const int64_t dim : {64, 128, 256})
+    for (const attn_dtype type : {ATTN_F16, ATTN_BF16})
+      for (const attn_dtype bias_type : {type, ATTN_F32}) {
+        ++seed;
+        if (sanitized && seed % 3) continue;
+        Case c = shape("rows", 3, 4, 2, dim, 150, 328);
+        c.flags = seed % 3 == 0 ? ATTN_CAUSAL : 0;
+        c.segments[0].lengths = {328, 0, 77};
+        if (seed % 5 < 2) c.segments[0].layout = ATTN_PACKED, c.segments[0].lengths = {60, 5, 301};
+        c = with_type(c, type);
+        c.out_type = type;
+        c.bias_type = bias_type;
+        c.seed = seed;
+        check_backward(backward_of(c), device_kernels());
+      }
+}
+
 // A key whose K or V is NaN, and which a bias hides from all queries but one, reaches the gradients
 // of that one; so does a query whose d_out is NaN and which sees one key only.
 TEST_CASE("backward: NaN stays with those whom a bias lets see it") {

@@ -18,6 +18,7 @@ TURNS = "groups meet at a barrier, and have met apart another number of times be
 LOADS = "the copy engine writes after a barrier for which the copy waits, at which lane 0 has arrived for those who read"
 PARTS = "three parts lie between: the writer's unit is asked for when all warps have arrived for the unit before the last, after the read"
 ARRIVES = "the reader waits at a barrier at which the writer has arrived (docs/log/2026-11-28_heads_of_512.md)"
+VOTE = "a warp votes on what its lanes have read, and only then writes: clear_poisoned"
 # function and file of either access, and why
 KNOWN = [
     ("visible_by_blocks live_tiles.cuh", "leave live_tiles.cuh", WARP),
@@ -46,6 +47,8 @@ KNOWN = [
     ("store_shared_floats load_shared.h", "bulk_load bulk.h", LOADS),
     ("load_shared_floats load_shared.h", "bulk_load bulk.h", LOADS),
     ("load_shared_floats load_shared.h", "store_shared_floats load_shared.h", WARP),
+    ("load_shared_floats load_shared.h", "fill_shared load_shared.h", VOTE),
+    ("store_shared_floats load_shared.h", "store_shared_floats load_shared.h", WARP),
 ]
 
 
