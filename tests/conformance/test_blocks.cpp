@@ -365,6 +365,7 @@ TEST_CASE("blocks: values are what nvfp4's bytes say") {
       for (int64_t h = 0; h < c.heads_q; ++h)
         for (int64_t d = 0; d < dim; ++d) {
           const double x = got.out[size_t(h * dim + d)], y = want[size_t(h / 2 * dim + d)];
+          INFO("head " << h << " column " << d << ": " << x << ", expected " << y);
           REQUIRE((std::isnan(y) ? std::isnan(x) : within_a_step(x, y)));
         }
     }
