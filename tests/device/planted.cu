@@ -121,7 +121,7 @@ void run_forward(int rows, bool cleared) {
 
 void run_without_barriers() {
   constexpr attn::sm80::Tile tile = attn::sm80::tile_of(dim, false);
-  constexpr int shared = attn::sm80::shared_bytes(tile, dim);
+  constexpr int shared = attn::sm80::shared_bytes(tile, dim, dim);
   attn_sm80_forward_kernarg a{};
   a.q = memory(queries * row_bytes, true);
   a.out = memory(queries * row_bytes, true);
