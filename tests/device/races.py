@@ -17,7 +17,6 @@ WARP = "lanes meet at a __syncwarp() that ptxas leaves out, then lane 0 arrives 
 TURNS = "groups meet at a barrier, and have met apart another number of times before: planted.cu, groups-apart"
 LOADS = "the copy engine writes after a barrier for which the copy waits, at which lane 0 has arrived for those who read"
 PARTS = "three parts lie between: the writer's unit is asked for when all warps have arrived for the unit before the last, after the read"
-ARRIVES = "the reader waits at a barrier at which the writer has arrived (docs/log/2026-11-28_heads_of_512.md)"
 VOTE = "a warp votes on what its lanes have read, and only then writes: clear_poisoned"
 # function and file of either access, and why
 KNOWN = [
@@ -41,7 +40,6 @@ KNOWN = [
     ("alone merge.cuh", "run swapped_load.cuh", WARP),
     ("run many.cuh", "store many.cuh", PARTS),
     ("join_groups swapped.cuh", "join_groups swapped.cuh", TURNS),
-    ("hand_over alternating.cuh", "receive alternating.cuh", ARRIVES),
     ("find_dq consumer.cuh", "add_dq load.cuh", WARP),
     ("load_shared_two_floats load_shared.h", "bulk_load bulk.h", LOADS),
     ("store_shared_floats load_shared.h", "bulk_load bulk.h", LOADS),
