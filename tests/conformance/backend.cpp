@@ -803,10 +803,10 @@ std::string compare(const Case& c, const Data& data, const Kernel& kernel, const
   const double out_scale = c.has(ATTN_OUT_SCALE) ? data.out_scale.as<float>()[0] : 1;
   const double range = dtype_is_fp8(c.out_type) ? type_info(c.out_type).max_finite
                                                 : std::numeric_limits<double>::infinity();
-  double arithmetic = float32_error(data);
   // Sums of more than 256 products lose more.
-  double lse_bound =
-      2e-6 * std::max(1.0, data.logit_bound / 4) * std::max(1.0, double(c.head_dim) / 256);
+  const double longer = std::max(1.0, double(c.head_dim) / 256);
+  double arithmetic = float32_error(data) * longer;
+  double lse_bound = 2e-6 * std::max(1.0, data.logit_bound / 4) * longer;
   // softcap' <= 1, lse' <= 1: a small q k passes on what its partial sums lose, 2^-24 |q| |k|.
   if (c.softcap > 0 && std::isfinite(data.dot_bound))
     lse_bound += half_ulp(ATTN_F32, data.dot_bound);

@@ -223,7 +223,7 @@ MUTANTS = [
     (BLOCKS, "the first head's descale for all", "decode/own.cuh", "of_head(warp_head()).h, 0) : 1;", "of_head(0).h, 0) : 1;"),
     (BLOCKS, "V's descale on K", "decode/own.cuh", "const float descale = descales()[0];", "const float descale = descales()[1];"),
     (BLOCKS, "signs of nvfp4 left out", "decode/own_elements.cuh", "ptx::and_xor(w << (12 - at), 0x80008000, scales)", "scales"),
-    (BLOCKS, "scales of hidden keys kept", "decode/own.cuh", "if (!(valid >> (two_t + v_key(i)) & 1)) scales[i] = 0;", ""),
+    (BLOCKS, "scales of hidden keys kept", "decode/own.cuh", "if (!(valid >> (two_t + v_key(i)) & 1)) scales[i] = 0;", ";"),
     (BLOCKS, "a token's scale of its neighbour", "decode/own.cuh", "4 * (warp() * warp_keys + g));", "4 * (warp() * warp_keys + (g ^ 1)));"),
     (APPEND, "the largest of 8 of 16", "cache/kv_append.cuh", "ptx::max_nan(most, __shfl_xor_sync(all_lanes, most, 1))", "most"),
     (QUANTIZE, "the largest of 8 of 16", "cache/quantize_cuda.cu", "int step = attn_nvfp4_group / 2;", "int step = attn_nvfp4_group / 4;"),

@@ -814,9 +814,11 @@ TEST_CASE("kernels of devices take kv_begin and slots, and decline causal_sequen
     INFO(kernel.name);
     const std::string_view name = kernel.name;
     // Those that read K and V without a prepare launch, which zeroes what is hidden, decline it,
-    // those of 64 rows over latent caches, and those with two warpgroups.
-    bool declines =
-        name.ends_with("_direct") || (name.starts_with("mla_") && name.find("_r64") != name.npos);
+    // those over latent caches that are of 64 rows, of codes or of pages of any size, and those
+    // with two warpgroups.
+    bool declines = name.ends_with("_direct");
+    for (const char* part : {"_r64", "_656", "_e4m3", "_pages"})
+      declines |= name.starts_with("mla_") && name.find(part) != name.npos;
     for (const char* tile : {"_d64_r64", "_d128_r64"})
       declines |= name.starts_with("decode_sm90_") && name.ends_with(tile);
     CHECK(takes(kernel, attn::feature_kv_begin) ==
