@@ -36,7 +36,6 @@ struct PartRecord {
   unsigned begin, units;  // of the row tile, in the column's order
 };
 
-template <Rows rows>
 struct ManyShared {
   static constexpr int half_slots = 3, rope_slots = 2;
   Barrier full_half[2][half_slots], empty_half[2][half_slots];
@@ -89,7 +88,7 @@ __device__ __forceinline__ PartRecord part_of(const attn_decode_kernarg& a, int 
 // boxes) of the warpgroup's four, each of which loads 16 keys of a unit.
 template <Rows rows>
 struct Feed {
-  using Shared = ManyShared<rows>;
+  using Shared = ManyShared;
   static constexpr bool boxes = rows == Rows::boxes;
   const attn_decode_kernarg& a;
   const decode::Maps* const maps;  // of boxes

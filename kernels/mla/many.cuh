@@ -26,7 +26,7 @@ __device__ __forceinline__ unsigned long long descriptor(unsigned at, unsigned p
 template <int type, Rows rows>
 struct Scores {
   using T = device::ElementOf<type>;
-  using Shared = ManyShared<rows>;
+  using Shared = ManyShared;
   static constexpr bool bf16 = type == attn_element_bf16;
   const attn_decode_kernarg& a;
   Shared& shared;
@@ -223,7 +223,7 @@ struct Scores {
 
 template <int type, Rows rows>
 struct Sums {
-  using Shared = ManyShared<rows>;
+  using Shared = ManyShared;
   static constexpr bool boxes = rows == Rows::boxes, one_by_one = rows == Rows::one_by_one;
   static constexpr bool bf16 = type == attn_element_bf16;
   const attn_decode_kernarg& a;
@@ -341,7 +341,7 @@ struct Sums {
 
 template <int type, Rows rows>
 __device__ __forceinline__ void many(const attn_decode_kernarg& a, const decode::Maps* maps) {
-  using Shared = ManyShared<rows>;
+  using Shared = ManyShared;
   static_assert(sizeof(Shared) <= Shared::q_at && Shared::bytes == many_shared_bytes);
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   Shared& shared = *reinterpret_cast<Shared*>(shared_memory);
