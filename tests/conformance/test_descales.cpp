@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <iostream>
+#include <optional>
 #include <string>
 
 #include "../catch.h"
@@ -109,7 +110,7 @@ float pick(const std::vector<float>& values, int64_t n) {
 }
 
 // All codes of q and k are 1, so that blocks of keys weigh alike in themselves.
-Data data_of(const Case& c, const Extreme& e) {
+Data codes_of(const Case& c) {
   Data data = make_data(c);
   SegmentData& s = data.segments[0];
   const SegmentCase& of = c.segments[0];
@@ -124,14 +125,17 @@ Data data_of(const Case& c, const Extreme& e) {
         encode_element(of.v_type, s.v.data(), s.v_view.at(0, j, h) + d, v_code(j, d), false);
     }
   }
+  return data;
+}
+
+void set_descales(const Extreme& e, Data* data) {
   const auto fill = [](Buffer& to, const std::vector<float>& from) {
     for (size_t n = 0; n < to.size() / sizeof(float); ++n)
       to.as<float>()[n] = pick(from, int64_t(n));
   };
-  fill(data.q_descale, {e.q});
-  fill(s.k_descale, e.k);
-  fill(s.v_descale, e.v);
-  return data;
+  fill(data->q_descale, {e.q});
+  fill(data->segments[0].k_descale, e.k);
+  fill(data->segments[0].v_descale, e.v);
 }
 
 // "" or what differs first.
@@ -143,11 +147,16 @@ std::string wrong_row(const Case& c, const Extreme& e, const Kernel& kernel, con
     return of_blocks ? j / s.descale_block_keys : s.k_descale == ATTN_DESCALE_HEAD ? h : 0;
   };
   // As docs/numerics.md has it of kernels that round K and V to q's type first.
+  const bool rounds = rounds_kv_of(kernel, c.seqlen_q, c.heads_q / c.heads_kv);
   const auto as_computed_with = [&](float x) {
-    return rounds_kv_of(kernel, c.seqlen_q, c.heads_q / c.heads_kv)
-               ? rounded(kernel.numerics.weights, double(x))
-               : double(x);
+    return rounds ? rounded(kernel.numerics.weights, double(x)) : double(x);
   };
+  const size_t dims = size_t(c.head_dim_v);
+  std::vector<double> values;  // of each head, key and dim
+  for (int64_t h = 0; h < c.heads_q; ++h)
+    for (int64_t j = 0; j < s.capacity; ++j)
+      for (int64_t d = 0; d < c.head_dim_v; ++d)
+        values.push_back(as_computed_with(pick(e.v, number(h, j)) * float(v_code(j, d))));
   for (int64_t i = 0; i < c.seqlen_q; ++i) {
     for (int64_t h = 0; h < c.heads_q; ++h) {
       const double q = c.q_descale == ATTN_DESCALE_NONE ? 1 : double(e.q);
@@ -163,17 +172,18 @@ std::string wrong_row(const Case& c, const Extreme& e, const Kernel& kernel, con
         largest = std::max(largest, std::abs(double(pick(e.v, number(h, j)))));
       }
       for (const auto& [j, x] : seen) sum += std::exp(x - max);
+      std::vector<double> weights;  // of those seen
+      for (const auto& [j, x] : seen) weights.push_back(std::exp(x - max) / sum);
       const size_t row = size_t(i * c.heads_q + h);
       for (int64_t d = 0; d < c.head_dim_v; ++d) {
         // Weights have three bits of mantissa, and those below 2^-17 are 0. A sum spans 2^90.
         double want = 0, allowed = 1.5e-45 + largest * std::ldexp(1, -90);
-        for (const auto& [j, x] : seen) {
-          const double weight = std::exp(x - max) / sum;
-          const double v = as_computed_with(pick(e.v, number(h, j)) * float(v_code(j, d)));
-          want += weight * v;
-          allowed += (weight / 8 + std::ldexp(1, -17) / sum) * std::abs(v);
+        for (size_t n = 0; n < seen.size(); ++n) {
+          const double v = values[size_t(h * s.capacity + seen[n].first) * dims + size_t(d)];
+          want += weights[n] * v;
+          allowed += (weights[n] / 8 + std::ldexp(1, -17) / sum) * std::abs(v);
         }
-        const double x = got.out[row * size_t(c.head_dim_v) + size_t(d)];
+        const double x = got.out[row * dims + size_t(d)];
         if (!(std::abs(x - want) <= allowed))
           return "out of row " + std::to_string(i) + " head " + std::to_string(h) + " dim " +
                  std::to_string(d) + " is " + std::to_string(x / want) + " times " +
@@ -214,6 +224,7 @@ TEST_CASE("descales: from the smallest to the largest, on every kernel of fp8") 
             if (kernel->limits.demands & ATTN_FP8_PRECISE) c.flags |= ATTN_FP8_PRECISE;
             c.thinning.sanitized = 20;
             c.thinning.emulated = kind == ATTN_DESCALE_TENSOR ? Thinning::all : Thinning::no_other;
+            std::optional<Data> data;
             for (size_t n = 0; n < extremes().size(); ++n) {
               const Extreme& e = extremes()[n];
               c.thinning.number = number++;
@@ -222,9 +233,10 @@ TEST_CASE("descales: from the smallest to the largest, on every kernel of fp8") 
               if (kernel->backend == ATTN_BACKEND_CUDA && largest_product(e) > 1e6f) continue;
               // Without a descale of q its scores would be those of another problem.
               if (!dtype_is_fp8(q_type) && e.q != 0.5f && e.q != 1) continue;
-              const Data data = data_of(c, e);
+              if (!data) data = codes_of(c);
+              set_descales(e, &*data);
               const Outputs got =
-                  run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
+                  run_forward(backend_of(kernel->backend), c, *data, kernel->name, c.out_type);
               if (declined(*kernel, got)) break;
               INFO(kernel->name << " " << dtype_name(type) << " " << c.name << ", number " << n);
               CHECK(got.error == "");
@@ -261,9 +273,10 @@ TEST_CASE("descales: inf and NaN of a block reach the rows that see it") {
       c.thinning = on_all_kernels_in_turn(number++);
       if (!share(*kernel, c)) continue;
       const int64_t blocks = (shape.seqlen + 63) / 64;
+      Data usual = codes_of(c);
       for (const Extreme& e :
            {Extreme{0.5f, {0.5f}, {1}}, Extreme{0.5f, {0.5f}, {1e-40f, 1e30f}}}) {
-        const Data usual = data_of(c, e);
+        set_descales(e, &usual);
         const Outputs without =
             run_forward(backend_of(kernel->backend), c, usual, kernel->name, c.out_type);
         if (declined(*kernel, without)) break;
