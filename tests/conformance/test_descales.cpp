@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <iostream>
+#include <optional>
 #include <string>
 
 #include "../catch.h"
@@ -108,9 +109,9 @@ float pick(const std::vector<float>& values, int64_t n) {
   return values[size_t(n) % values.size()];
 }
 
-// All codes of q and k are 1, so that blocks of keys weigh alike in themselves.
-Data data_of(const Case& c, const Extreme& e) {
-  Data data = make_data(c);
+// `data` of `c`, with codes of q and k that are 1, so that blocks of keys weigh alike in
+// themselves.
+Data data_of(const Case& c, Data data, const Extreme& e) {
   SegmentData& s = data.segments[0];
   const SegmentCase& of = c.segments[0];
   for (int64_t h = 0; h < c.heads_q; ++h) {
@@ -143,10 +144,9 @@ std::string wrong_row(const Case& c, const Extreme& e, const Kernel& kernel, con
     return of_blocks ? j / s.descale_block_keys : s.k_descale == ATTN_DESCALE_HEAD ? h : 0;
   };
   // As docs/numerics.md has it of kernels that round K and V to q's type first.
+  const bool rounds_kv = rounds_kv_of(kernel, c.seqlen_q, c.heads_q / c.heads_kv);
   const auto as_computed_with = [&](float x) {
-    return rounds_kv_of(kernel, c.seqlen_q, c.heads_q / c.heads_kv)
-               ? rounded(kernel.numerics.weights, double(x))
-               : double(x);
+    return rounds_kv ? rounded(kernel.numerics.weights, double(x)) : double(x);
   };
   for (int64_t i = 0; i < c.seqlen_q; ++i) {
     for (int64_t h = 0; h < c.heads_q; ++h) {
@@ -162,13 +162,13 @@ std::string wrong_row(const Case& c, const Extreme& e, const Kernel& kernel, con
         max = std::max(max, seen.back().second);
         largest = std::max(largest, std::abs(double(pick(e.v, number(h, j)))));
       }
-      for (const auto& [j, x] : seen) sum += std::exp(x - max);
+      for (auto& [j, weight] : seen) sum += weight = std::exp(weight - max);  // it was a score
       const size_t row = size_t(i * c.heads_q + h);
       for (int64_t d = 0; d < c.head_dim_v; ++d) {
         // Weights have three bits of mantissa, and those below 2^-17 are 0. A sum spans 2^90.
         double want = 0, allowed = 1.5e-45 + largest * std::ldexp(1, -90);
-        for (const auto& [j, x] : seen) {
-          const double weight = std::exp(x - max) / sum;
+        for (const auto& [j, unscaled] : seen) {
+          const double weight = unscaled / sum;
           const double v = as_computed_with(pick(e.v, number(h, j)) * float(v_code(j, d)));
           want += weight * v;
           allowed += (weight / 8 + std::ldexp(1, -17) / sum) * std::abs(v);
@@ -214,6 +214,7 @@ TEST_CASE("descales: from the smallest to the largest, on every kernel of fp8") 
             if (kernel->limits.demands & ATTN_FP8_PRECISE) c.flags |= ATTN_FP8_PRECISE;
             c.thinning.sanitized = 20;
             c.thinning.emulated = kind == ATTN_DESCALE_TENSOR ? Thinning::all : Thinning::no_other;
+            std::optional<Data> made;  // for all extremes, which it does not depend on
             for (size_t n = 0; n < extremes().size(); ++n) {
               const Extreme& e = extremes()[n];
               c.thinning.number = number++;
@@ -222,7 +223,8 @@ TEST_CASE("descales: from the smallest to the largest, on every kernel of fp8") 
               if (kernel->backend == ATTN_BACKEND_CUDA && largest_product(e) > 1e6f) continue;
               // Without a descale of q its scores would be those of another problem.
               if (!dtype_is_fp8(q_type) && e.q != 0.5f && e.q != 1) continue;
-              const Data data = data_of(c, e);
+              if (!made) made = make_data(c);
+              const Data data = data_of(c, *made, e);
               const Outputs got =
                   run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
               if (declined(*kernel, got)) break;
@@ -263,7 +265,7 @@ TEST_CASE("descales: inf and NaN of a block reach the rows that see it") {
       const int64_t blocks = (shape.seqlen + 63) / 64;
       for (const Extreme& e :
            {Extreme{0.5f, {0.5f}, {1}}, Extreme{0.5f, {0.5f}, {1e-40f, 1e30f}}}) {
-        const Data usual = data_of(c, e);
+        const Data usual = data_of(c, make_data(c), e);
         const Outputs without =
             run_forward(backend_of(kernel->backend), c, usual, kernel->name, c.out_type);
         if (declined(*kernel, without)) break;
