@@ -757,6 +757,8 @@ class Checks(Case):
                 self.refuses(attn.InvalidArgument, [f"segment 1: block_table[0, 1] is {bad}"], attn.check, q, [k, k], [v, v],
                              block_table=[None, table], seqlens_kv=[None, lengths], backend=backend)
             table[0, 1] = 1
+            self.refuses(attn.InvalidArgument, ["block_table[0, 0] is 0; accepted: no page, since num_pages is 0"], attn.check, q, k[:0], v[:0],
+                         **options, backend=backend)
 
     def test_lengths(self):
         q, k, v = self.qkv()
