@@ -474,6 +474,9 @@ class Formats(Case):
         refused(["indices has shape None", "[B, Sq, n]"], cache, indices=[[1]])
         refused(["list_lengths has shape [1]", "[B, Sq]"], cache, indices=np.zeros((1, 1, 3), np.int32), list_lengths=np.ones(1, np.int32))
         refused(["cache_scale has shape None"], np.zeros((2, 4, 512), np.uint8), cache_type="f8_e4m3fn_token", cache_scale=[1.0])
+        for shape in (2, 3), (1, 4), (2, 4, 2, 1):
+            refused([f"cache_scale has shape {list(shape)}", "cache [2, 4, 512]", "without its last dimension"],
+                    np.zeros((2, 4, 512), np.uint8), cache_type="f8_e4m3fn_token", cache_scale=np.ones(shape, np.float32))
 
     def test_584(self):
         rng = np.random.default_rng(12)
