@@ -1,4 +1,4 @@
-"""Attention on NVIDIA, AMD and CPU, with gradients on CPU: libattn's Python interface.
+"""Attention on NVIDIA GPUs, AMD GPUs and CPUs, with gradients on NVIDIA GPUs and CPUs: libattn's Python interface.
 
 Arrays may be NumPy's, PyTorch's, CuPy's, JAX's or any other's with __dlpack__. Results are arrays of q's framework, on q's device. On a
 GPU a call launches in the framework's current stream and returns. Errors are attn.Error and its subclasses.
@@ -11,7 +11,7 @@ import os
 
 from . import _attn, _mla, _rocm
 from ._errors import (DriverError, DriverMissing, Error, InternalError, InvalidArgument, NoDevice, OutOfMemory,
-                      Unsupported)
+                      Unsupported, renamed)
 from ._masks import BlockMask
 
 __all__ = ["BlockMask", "DriverError", "DriverMissing", "Error", "InternalError", "InvalidArgument", "NoDevice",
@@ -197,7 +197,8 @@ def quantize(x, dtype, *, scale=1, per="tensor", saturate=False, backend="auto")
     per        what shares a descale: "tensor" [1], "head" [B, H], 64 or 128 keys [B, H, blocks]
     saturate   True: a value beyond the range becomes the largest one; False: NaN (f8_e5m2: inf)
     """
-    return _attn.quantize(x, dtype, scale, per, saturate, backend)
+    with renamed({"kind": "per"}):
+        return _attn.quantize(x, dtype, scale, per, saturate, backend)
 
 
 def kv_append(k_new, v_new, k_cache, v_cache, seqlens=None, *, cu_seqlens_new=None, max_seqlen_new=None, block_table=None, slot_mapping=None,
