@@ -562,7 +562,7 @@ def readme():
 - **Forward, FP8, H100:** {mean(speed(c, fp8_peers) for c in fp8_grid)} times the speed of the faster of these two, but
   {mean(speed(c, fp8_peers) for c in fp8_grid if c["dim"] == 256)} at head_dim 256.
 - **Decode, bf16, one query a sequence, H100:** {against(two, "cudnn")} cases; {against(two, "fa3")}; {against(two, "flashinfer")}.
-  Over fp8 and quantised caches less of the memory's speed is used.
+  Over fp8 and quantised caches decode reaches a smaller share of the memory's bandwidth.
 - **Decode over latent caches, bf16, H100:** {against(latent_cells, "flashmla")} cases.
 - **Gradients, bf16, H100:** {span(gradients["cudnn", 64])} of cuDNN's speed at head_dim 64, {span(gradients["cudnn", 128])} at 128, {span(gradients["cudnn", 256])} at 256; {span(gradients["fa3", 64])}, {span(gradients["fa3", 128])} and {span(gradients["fa3", 256])} of FlashAttention-3's, whose gradients differ from run to run.
 """) + """

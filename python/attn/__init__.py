@@ -1,4 +1,4 @@
-"""Attention on NVIDIA, AMD and CPU, with gradients on CPU: libattn's Python interface.
+"""Attention on NVIDIA GPUs, AMD GPUs and CPUs, with gradients on NVIDIA GPUs and CPUs: libattn's Python interface.
 
 Arrays may be NumPy's, PyTorch's, CuPy's, JAX's or any other's with __dlpack__. Results are arrays of q's framework, on q's device. On a
 GPU a call launches in the framework's current stream and returns. Errors are attn.Error and its subclasses.
@@ -11,7 +11,7 @@ import os
 
 from . import _attn, _mla, _rocm
 from ._errors import (DriverError, DriverMissing, Error, InternalError, InvalidArgument, NoDevice, OutOfMemory,
-                      Unsupported)
+                      Unsupported, renamed, with_names)
 from ._masks import BlockMask
 
 __all__ = ["BlockMask", "DriverError", "DriverMissing", "Error", "InternalError", "InvalidArgument", "NoDevice",
@@ -197,7 +197,8 @@ def quantize(x, dtype, *, scale=1, per="tensor", saturate=False, backend="auto")
     per        what shares a descale: "tensor" [1], "head" [B, H], 64 or 128 keys [B, H, blocks]
     saturate   True: a value beyond the range becomes the largest one; False: NaN (f8_e5m2: inf)
     """
-    return _attn.quantize(x, dtype, scale, per, saturate, backend)
+    with renamed({"kind": "per"}):
+        return _attn.quantize(x, dtype, scale, per, saturate, backend)
 
 
 def kv_append(k_new, v_new, k_cache, v_cache, seqlens=None, *, cu_seqlens_new=None, max_seqlen_new=None, block_table=None, slot_mapping=None,
@@ -227,7 +228,16 @@ def kv_append(k_new, v_new, k_cache, v_cache, seqlens=None, *, cu_seqlens_new=No
     seqlens_out         i32 [B]: is set to the new lengths instead. If several layers share seqlens, only the last one advances it
     backend             as in forward()
     """
-    return _attn.kv_append(locals())
+    try:
+        return _attn.kv_append(locals())
+    except Error as error:
+        raise with_names(error, {"k": "k_cache", "v": "v_cache"}) from None
+
+
+# attn.h's names in errors of kv_roll.
+_ROLLED = {"recent.k": "k_recent", "recent.v": "v_recent", "recent.seqlens": "recent_seqlens", "recent.block_table": "recent_table",
+           "old.k": "k_old", "old.v": "v_old", "old.seqlens": "old_seqlens", "old.block_table": "old_table", "old.k_scale": "k_scale",
+           "old.v_scale": "v_scale"}
 
 
 def kv_roll(k_recent, v_recent, recent_table, recent_seqlens, k_old, v_old, old_seqlens, *, keep, old_table=None, k_descale=None,
@@ -245,7 +255,8 @@ def kv_roll(k_recent, v_recent, recent_table, recent_seqlens, k_old, v_old, old_
     k_descale ...       k_descale, v_descale, k_type, v_type, k_scale, v_scale of k_old and v_old, as in kv_append()
     backend             as in forward()
     """
-    _attn.kv_roll(locals())
+    with renamed(_ROLLED):
+        _attn.kv_roll(locals())
 
 
 def mla_decode(q, cache, block_table=None, seqlens=None, *, head_dim_v=512, scale=None, causal=True, cache_type=None, cache_scale=None,

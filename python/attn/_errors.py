@@ -42,12 +42,17 @@ def error_type(status):
     return _BY_STATUS.get(status, InternalError)
 
 
+def with_names(error, names):
+    """`error` with the caller's argument names: each whole word that is a key of `names` becomes its value."""
+    words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True) if names[name] is not None)
+    text = re.sub(rf"(?<![\w.])({words})(?!\w)", lambda found: names[found[1]], str(error))
+    return type(error)(text)
+
+
 @contextlib.contextmanager
 def renamed(names):
-    """Errors raised inside get the caller's argument names: each whole word that is a key of `names` becomes its value."""
+    """Errors raised inside get the caller's argument names."""
     try:
         yield
     except (Error, TypeError) as error:
-        words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True) if names[name] is not None)
-        text = re.sub(rf"(?<![\w.])({words})(?!\w)", lambda found: names[found[1]], str(error))
-        raise type(error)(text) from None
+        raise with_names(error, names) from None

@@ -30,10 +30,13 @@ def decode(forward, q, cache, block_table, seqlens, *, head_dim_v, causal, cache
         need(cache_scale is None, "cache_scale is given; accepted with mla_584: None, the pages have the scales")
         cache, cache_scale = split_584(cache)
     else:
-        cache = cache[:, :, None]
         if cache_scale is not None:
-            _need_dims(cache_scale, "cache_scale", (2, 3, 4), "the shape of cache without its last dimension, or with that of its scales")
-            cache_scale = cache_scale.reshape(*cache.shape[:3], *cache_scale.shape[2 + (cache_scale.ndim == 4):])
+            form = "the shape of cache without its last dimension, or with that of its scales"
+            _need_dims(cache_scale, "cache_scale", (2, 3, 4), form)
+            if tuple(cache_scale.shape[:2]) != tuple(cache.shape[:2]) or (cache_scale.ndim == 4 and cache_scale.shape[2] != 1):
+                need(False, f"cache_scale has shape {shape_text(cache_scale)} and cache {shape_text(cache)}; accepted: {form}")
+            cache_scale = cache_scale.reshape(*cache.shape[:2], 1, *cache_scale.shape[2 + (cache_scale.ndim == 4):])
+        cache = cache[:, :, None]
     if indices is not None:
         _need_dims(indices, "indices", (3,), "[B, Sq, n]")
         indices = indices[:, :, None]

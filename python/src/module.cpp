@@ -16,6 +16,71 @@ namespace {
 
 // ---- plans --------------------------------------------------------------------------------------
 
+// The first difference that a caller can see between the problem of a call and that of its plan, as
+// "q: batch is 2, the plan's 1"; "" if it is in something else, such as strides.
+std::string difference(const attn_problem& is, const attn_problem& was) {
+  std::string found;
+  const auto compare = [&](const std::string& what, const auto& now, const auto& then) {
+    if (found.empty() && now != then)
+      found = what + " is " + std::to_string(now) + ", the plan's " + std::to_string(then);
+  };
+  const auto compare_types = [&](const std::string& what, attn_dtype now, attn_dtype then) {
+    const auto name = [](attn_dtype type) {
+      return type == ATTN_DTYPE_NONE ? "none" : find_type(type).name;
+    };
+    if (found.empty() && now != then)
+      found = what + " is " + name(now) + ", the plan's " + name(then);
+  };
+  const auto compare_given = [&](const std::string& what, bool now, bool then) {
+    if (found.empty() && now != then)
+      found = what + (now ? " is given, the plan was made without"
+                          : " is not given, the plan was made with it");
+  };
+  compare_types("q: type", is.q_type, was.q_type);
+  compare("q: layout", int(is.q_layout), int(was.q_layout));
+  compare("q: batch", is.batch, was.batch);
+  compare("q: queries of a sequence", is.seqlen_q, was.seqlen_q);
+  compare("q: tokens", is.total_q, was.total_q);
+  compare("q: heads", is.heads_q, was.heads_q);
+  compare("q: head_dim", is.head_dim, was.head_dim);
+  compare("number of segments", is.num_segments, was.num_segments);
+  for (int32_t i = 0; i < is.num_segments && found.empty(); ++i) {
+    const attn_segment &a = is.segments[i], &b = was.segments[i];
+    const std::string at = is.num_segments > 1 ? "[" + std::to_string(i) + "]" : "";
+    compare_types("k" + at + ": type", a.k_type, b.k_type);
+    compare_types("v" + at + ": type", a.v_type, b.v_type);
+    compare("k" + at + ": layout", int(a.layout), int(b.layout));
+    compare("k" + at + ": heads", is.heads_kv, was.heads_kv);
+    compare("v" + at + ": head_dim_v", is.head_dim_v, was.head_dim_v);
+    compare("k" + at + ": pages", a.num_pages, b.num_pages);
+    compare("k" + at + ": page_size", a.page_size, b.page_size);
+    compare("block_table" + at + ": pages of a sequence", a.max_pages, b.max_pages);
+    compare("k" + at + ": keys of a sequence", a.seqlen, b.seqlen);
+    compare("k" + at + ": tokens", a.total, b.total);
+    compare_given("seqlens_kv" + at, a.has_seqlens, b.has_seqlens);
+    compare_given("lists" + at, a.list_size > 0, b.list_size > 0);
+    compare("lists" + at + ": entries", a.list_size, b.list_size);
+    compare_given("list_lengths" + at, a.has_list_lengths, b.has_list_lengths);
+    compare_given("k_descale" + at, a.k_descale, b.k_descale);
+    compare_given("v_descale" + at, a.v_descale, b.v_descale);
+    compare_given("key_start" + at, a.has_key_start, b.has_key_start);
+    compare_given("ready" + at, a.has_ready, b.has_ready);
+  }
+  for (const auto& [name, flag] : {std::pair{"sinks", ATTN_SINKS},
+                                   {"alibi_slopes", ATTN_ALIBI},
+                                   {"block_mask", ATTN_BLOCK_MASK},
+                                   {"bias_slopes", ATTN_BIAS_SLOPES},
+                                   {"query_start", ATTN_QUERY_POSITIONS},
+                                   {"out_scale", ATTN_OUT_SCALE}})
+    compare_given(name, is.flags & flag, was.flags & flag);
+  compare_given("kv_begin", is.has_kv_begin, was.has_kv_begin);
+  compare_given("causal_sequences", is.has_causal_sequences, was.has_causal_sequences);
+  compare_given("q_descale", is.q_descale, was.q_descale);
+  compare_types("bias: type", is.bias_type, was.bias_type);
+  compare_types("out: type", is.out_type, was.out_type);
+  return found;
+}
+
 struct PlanObject {
   explicit PlanObject(const Arguments& arguments) {
     const Call call(arguments);
@@ -40,6 +105,9 @@ struct PlanObject {
     }();
     compiled = std::move(made);
     made_at_ = now;
+    made_for_ = call.problem();
+    segments_.assign(made_for_.segments, made_for_.segments + made_for_.num_segments);
+    made_for_.segments = segments_.data();
   }
   bool takes(const Call& call) const {
     return call.owner()->backend() == compiled->owner->backend() &&
@@ -52,6 +120,8 @@ struct PlanObject {
   Arguments options_;
   std::vector<nb::object> kept_;
   int made_at_ = 0;  // forks() of the process that made `compiled`
+  attn_problem made_for_{};
+  std::vector<attn_segment> segments_;  // of made_for_
 };
 
 nb::object PlanObject::run(Arguments arguments) {
@@ -61,11 +131,12 @@ nb::object PlanObject::run(Arguments arguments) {
            " was made before a fork; accepted in this process: a plan that it made itself");
   arguments.complete(options_);
   Call call(arguments);
-  if (!takes(call) || (!forked && call.owner() != compiled->owner))
-    refuse(
-        "the arrays are not as those that the plan was made for; accepted: the same shapes, types, "
-        "strides "
-        "and device, and the same arguments given");
+  if (!takes(call) || (!forked && call.owner() != compiled->owner)) {
+    const std::string what = difference(call.problem(), made_for_);
+    refuse("the arrays are not as those that the plan was made for" +
+           (what.empty() ? what : ": " + what) +
+           "; accepted: the same shapes, types, strides and device, and the same arguments given");
+  }
   if (forked) make(call);  // the parent's would run, on one thread
   const std::shared_ptr<Compiled> kept = compiled;
   return call.run(*kept);

@@ -94,6 +94,11 @@ bool takes_type(const char* name, attn_dtype type, uint32_t taken, std::string* 
   return type == ATTN_DTYPE_NONE || type_bit(type) & taken ||
          no(why, name, " type ", dtype_name(type));
 }
+// Where no sentence of refusal.cpp adds it, the reason says what is accepted.
+bool takes_type_alone(const char* name, attn_dtype type, uint32_t taken, std::string* why) {
+  return takes_type(name, type, taken, nullptr) ||
+         no(why, name, " type ", dtype_name(type), "; accepted: ", type_names(taken));
+}
 bool take_types(const char* name, uint32_t types, uint32_t taken, std::string* why,
                 const char* next_to = "", const char* q = "") {
   const uint32_t missing = types & ~taken;
@@ -107,8 +112,9 @@ bool takes_types(const Kernel& kernel, const Needs& needs, std::string* why) {
   const uint32_t beside = kv_types_beside(can, needs.in_type);
   constexpr const char* next_to = " next to q of ";
   const char* q = dtype_name(needs.in_type);
-  return takes_type(forward ? "q" : "input", needs.in_type, can.in_types, why) &&
-         takes_type(forward ? "out" : "output", needs.out_type, can.out_types, why) &&
+  const auto takes = forward ? takes_type : takes_type_alone;
+  return takes(forward ? "q" : "input", needs.in_type, can.in_types, why) &&
+         takes(forward ? "out" : "output", needs.out_type, can.out_types, why) &&
          take_types("k", needs.k_types, can.kv_types, why) &&
          take_types("v", needs.v_types, can.kv_types, why) &&
          take_types("k", needs.k_types, beside, why, next_to, q) &&

@@ -95,10 +95,12 @@ Status make_quantize_problem(const attn_quantize_problem* in, QuantizeProblem* p
   const bool own_scales =
       dtype_is_ggml(p->dst_type) || dtype_has_scales(p->dst_type) || p->dst_type == ATTN_MLA_656;
   if (own_scales && p->dst_type != ATTN_NVFP4 && p->scale != ATTN_SCALE_ONE)
-    return invalid("scale is ", int(p->scale), "; accepted for ", dtype_name(p->dst_type),
+    return invalid("scale is ", p->scale == ATTN_SCALE_AMAX ? "amax (2)" : "given (1)",
+                   "; accepted for ", dtype_name(p->dst_type),
                    ": one (0), since it has its own scales");
   if (p->dst_type == ATTN_NVFP4 && p->kind != ATTN_DESCALE_TENSOR)
-    return invalid("kind is ", int(p->kind), "; accepted for nvfp4: none (0), tensor (1)");
+    return invalid("kind is ", p->kind == ATTN_DESCALE_HEAD ? "head (2)" : "block (3)",
+                   "; accepted for nvfp4: none (0), tensor (1)");
   if (p->saturate != 0 && p->saturate != 1)
     return invalid("saturate is ", p->saturate, "; accepted: 0, 1");
   ATTN_TRY(make_tensor("src_stride", p->src_type, p->head_dim, false,

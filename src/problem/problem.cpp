@@ -664,6 +664,9 @@ Status check_pages(const std::string& prefix, const attn_segment& s, const int32
                    int64_t b, int64_t begin, int64_t end) {
   for (int64_t page = begin; page < end; ++page) {
     const int32_t id = block_table[b * s.max_pages + page];
+    if (s.num_pages == 0)
+      return invalid(prefix, "block_table[", b, ", ", page, "] is ", id,
+                     "; accepted: no page, since num_pages is 0");
     if (id < 0 || id >= s.num_pages)
       return invalid(prefix, "block_table[", b, ", ", page, "] is ", id, "; accepted: 0 to ",
                      s.num_pages - 1);

@@ -92,7 +92,7 @@ std::ostream& operator<<(std::ostream& out, const Name& name) {
 }
 
 Status bad_pointer(Name name, const void* p, bool wanted, size_t alignment, const char* why) {
-  if (wanted && !p) return invalid(name, " is NULL; accepted: ", why);
+  if (wanted && !p) return invalid(name, " is NULL; accepted: an address (", why, ")");
   if (!wanted && p)
     return invalid(name, " is given; accepted for this problem: NULL (without ", why, ")");
   return invalid(name, " is at ", p, "; accepted: ", alignment, "-byte aligned addresses");

@@ -757,6 +757,8 @@ class Checks(Case):
                 self.refuses(attn.InvalidArgument, [f"segment 1: block_table[0, 1] is {bad}"], attn.check, q, [k, k], [v, v],
                              block_table=[None, table], seqlens_kv=[None, lengths], backend=backend)
             table[0, 1] = 1
+            self.refuses(attn.InvalidArgument, ["block_table[0, 0] is 0; accepted: no page, since num_pages is 0"], attn.check, q, k[:0], v[:0],
+                         **options, backend=backend)
 
     def test_lengths(self):
         q, k, v = self.qkv()
@@ -916,6 +918,26 @@ class Plans(Case):
         self.refuses(TypeError, "kernal", attn.Plan, q, k, v, kernal="x")
         sinks = attn.Plan(q, k, v, sinks=np.zeros(4, np.float32), backend="reference")
         self.close(sinks(q, k, v, sinks=np.full(4, -np.inf, np.float32)), softmax_attention(q, k, v)[0])
+
+    def test_what_differs_from_the_plan(self):
+        q, k, v = self.qkv()
+        lengths, begin = np.array([5, 13], np.int32), np.zeros(2, np.int32)
+        plan = attn.Plan(q, k, v, seqlens_kv=lengths)
+        self.close(plan(q, k, v, seqlens_kv=lengths), attn.forward(q, k, v, seqlens_kv=lengths))
+        half = [x.astype(np.float16) for x in (q, k, v)]
+        for words, arrays, options in (
+                ("q: type is f16, the plan's f32", half, {}),
+                ("k: type is f16, the plan's f32", (q, half[1], v), {}),
+                ("q: batch is 1, the plan's 2", (q[:1], k[:1], v[:1]), {"seqlens_kv": lengths[:1]}),
+                ("q: queries of a sequence is 8, the plan's 9", (q[:, 1:], k, v), {}),
+                ("k: keys of a sequence is 12, the plan's 13", (q, k[:, 1:], v[:, 1:]), {}),
+                ("number of segments is 2, the plan's 1", (q, [k, k], [v, v]), {"seqlens_kv": [lengths, lengths]}),
+                ("seqlens_kv is not given, the plan was made with it", (q, k, v), {"seqlens_kv": None}),
+                ("kv_begin is given, the plan was made without", (q, k, v), {"kv_begin": begin}),
+                ("sinks is given, the plan was made without", (q, k, v), {"sinks": np.zeros(4, np.float32)}),
+                ("the plan was made for; accepted: the same shapes", (np.repeat(q, 2, 1)[:, ::2], k, v), {})):
+            with self.subTest(words):
+                self.refuses(attn.InvalidArgument, ["the arrays are not as those", words], plan, *arrays, **{"seqlens_kv": lengths, **options})
 
     def test_explain_and_info(self):
         q, k, v = self.qkv()

@@ -281,7 +281,7 @@ class KvAppend(Case):
         refuses(["seqlens[1] is 7", "0 to 6"], seqlens=np.array([0, 7], np.int32))
         refuses(["seqlens is i64", "i32"], seqlens=lengths.astype(np.int64))
         refuses(["seqlens has shape [1]", "[B] = [2]"], seqlens=lengths[:1])
-        refuses(["k is at", "overlaps v"], v_cache=k)
+        refuses(["k_cache is at", "overlaps v_cache"], v_cache=k)
         refuses(["max_seqlen_new is given", "None"], max_seqlen_new=3)
         refuses(["one of rotary_cos and rotary_sin is None"], rotary_cos=cos)
         refuses(["rotary_sin has shape [6, 3]", "[6, 4]"], rotary_cos=cos, rotary_sin=sin[:, :3])
@@ -305,6 +305,19 @@ class KvAppend(Case):
         refuses(["seqlens_out is i64", "i32"], seqlens_out=lengths.astype(np.int64))
         refuses(["advance_seqlens is a int"], error=TypeError, advance_seqlens=1)
         refuses(["backend is cuda", "host memory"], backend="cuda")
+
+    def test_names_in_errors_of_roll(self):
+        recent, old, lengths = self.normal(4, 2, 1, 8), np.zeros((2, 8, 1, 8), np.float16), np.zeros(2, np.int32)
+        table, too_long = np.array([[0, 1], [2, 3]], np.int32), np.array([4, 5], np.int32)
+
+        def refuses(words, **options):
+            given = dict(k_recent=recent, v_recent=recent.copy(), recent_table=table, recent_seqlens=lengths + 4, k_old=old, v_old=old.copy(),
+                         old_seqlens=lengths, keep=0)
+            self.refuses(ValueError, words, attn.kv_roll, **{**given, **options})
+        refuses(["recent_seqlens[1] is 5", "0 to 4"], recent_seqlens=too_long)
+        refuses(["recent_table[0, 0] is 9", "0 to 3"], recent_table=table + 9)
+        refuses(["old_seqlens[0] is 9", "0 to 8"], old_seqlens=lengths + 9)
+        refuses(["k_old is at", "overlaps v_old"], v_old=old)
 
     def test_plans_are_kept(self):
         new, k, v = self.normal(2, 3, 2, 8), self.normal(2, 6, 2, 8), self.normal(2, 6, 2, 8)

@@ -474,6 +474,9 @@ class Formats(Case):
         refused(["indices has shape None", "[B, Sq, n]"], cache, indices=[[1]])
         refused(["list_lengths has shape [1]", "[B, Sq]"], cache, indices=np.zeros((1, 1, 3), np.int32), list_lengths=np.ones(1, np.int32))
         refused(["cache_scale has shape None"], np.zeros((2, 4, 512), np.uint8), cache_type="f8_e4m3fn_token", cache_scale=[1.0])
+        for shape in (2, 3), (1, 4), (2, 4, 2, 1):
+            refused([f"cache_scale has shape {list(shape)}", "cache [2, 4, 512]", "without its last dimension"],
+                    np.zeros((2, 4, 512), np.uint8), cache_type="f8_e4m3fn_token", cache_scale=np.ones(shape, np.float32))
 
     def test_584(self):
         rng = np.random.default_rng(12)
@@ -561,6 +564,12 @@ class Formats(Case):
             np.testing.assert_array_equal(rows[..., 448:], y[..., 448:].astype(ml_dtypes.bfloat16).view(np.uint8))
         self.refuses(ValueError, ["multiple of 576"], attn.quantize, self.normal(1, 2, 1, 512), "mla_656")
         self.refuses(ValueError, ["multiple of 16"], attn.quantize, self.normal(1, 2, 1, 24), "nvfp4")
+        x = self.normal(1, 2, 1, 32)
+        self.refuses(ValueError, ["per is head (2)", "accepted for nvfp4: none (0), tensor (1)"], attn.quantize, x, "nvfp4", per="head")
+        self.refuses(ValueError, ["per is block (3)", "for nvfp4"], attn.quantize, x, "nvfp4", per=64)
+        self.refuses(ValueError, ["scale is amax (2)", "accepted for f8_e4m3fn_token: one (0)"], attn.quantize, x, "f8_e4m3fn_token",
+                     scale="amax")
+        self.refuses(ValueError, ["scale is given (1)", "accepted for i8: one (0)"], attn.quantize, x, "i8", scale=2.0)
 
     def test_append_and_roll(self):
         """What kv_append and kv_roll write is what quantize makes."""

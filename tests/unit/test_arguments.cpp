@@ -385,7 +385,10 @@ TEST_CASE("wrong arguments of a run are refused with a sentence and touch nothin
   };
   const auto same = [](Setup&) {};
   const std::vector<Run> runs = {
-      {"q null", same, [](Setup& s) { s.args.q = nullptr; }, {"q is NULL"}},
+      {"q null",
+       same,
+       [](Setup& s) { s.args.q = nullptr; },
+       {"q is NULL", "an address (the queries)"}},
       {"out null", same, [](Setup& s) { s.args.out = nullptr; }, {"out is NULL"}},
       {"k null", same, [](Setup& s) { s.segment_args.k = nullptr; }, {"k is NULL"}},
       {"v null", same, [](Setup& s) { s.segment_args.v = nullptr; }, {"v is NULL"}},
@@ -422,7 +425,7 @@ TEST_CASE("wrong arguments of a run are refused with a sentence and touch nothin
       {"kv_begin missing",
        [](Setup& s) { s.begin_keys(); },
        [](Setup& s) { s.args.kv_begin = nullptr; },
-       {"kv_begin is NULL", "has_kv_begin"}},
+       {"kv_begin is NULL", "accepted: an address (has_kv_begin)"}},
       {"kv_begin negative",
        [](Setup& s) { s.begin_keys(); },
        [](Setup& s) { s.begin[1] = -1; },

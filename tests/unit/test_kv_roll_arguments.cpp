@@ -175,7 +175,7 @@ TEST_CASE("kv_roll: arguments that it does not take, in a sentence") {
       {[](Roll& s) { s.args.old = nullptr; },
        "args.old is NULL; accepted: the segment's arguments"},
       {[](Roll& s) { s.to.k_scale = nullptr; },
-       "old: k_scale is NULL; accepted: the scales of keys of a type that has scales"},
+       "old: k_scale is NULL; accepted: an address (the scales of keys of a type that has scales)"},
       {[](Roll& s) { s.lengths[0] = 11; }, "recent.seqlens[0] is 11; accepted: 0 to 10"},
       {[](Roll& s) { s.table[1] = 5; }, "recent.block_table[0, 1] is 5; accepted: 0 to 4"},
       {[](Roll& s) { s.to.seqlens = s.from.seqlens; }, nullptr},
