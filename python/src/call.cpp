@@ -199,7 +199,9 @@ int32_t num_threads() {
     const attn_context_options options = options_for(0, 0);
     auto made = std::make_shared<context>(ATTN_BACKEND_CPU, &options);
     state->threads = made->threads();
-    state->contexts[{int(ATTN_BACKEND_CPU), 0, state->threads}] = std::move(made);
+    // A context that is there stays: plans were made from it.
+    auto& slot = state->contexts[{int(ATTN_BACKEND_CPU), 0, state->threads}];
+    if (!slot) slot = std::move(made);
   }
   return state->threads;
 }
