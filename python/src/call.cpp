@@ -199,7 +199,9 @@ int32_t num_threads() {
     const attn_context_options options = options_for(0, 0);
     auto made = std::make_shared<context>(ATTN_BACKEND_CPU, &options);
     state->threads = made->threads();
-    state->contexts[{int(ATTN_BACKEND_CPU), 0, state->threads}] = std::move(made);
+    // A context that is there stays: plans were made from it.
+    auto& slot = state->contexts[{int(ATTN_BACKEND_CPU), 0, state->threads}];
+    if (!slot) slot = std::move(made);
   }
   return state->threads;
 }
@@ -382,8 +384,9 @@ const void* read_scales(const Array& a, const Array& of, attn_dtype type, int64_
     shape.pop_back();
   a.need_shape(shape, scales_form(type).c_str());
   if (t.scale_elements > 0) {
-    if (shape.back() > 1 && a.tensor.stride(shape.size() - 1) != 1)
-      refuse(a.name + " has strides; accepted: a contiguous last dimension");
+    const int64_t last = a.tensor.stride(shape.size() - 1);
+    if (shape.back() > 1 && !a.empty() && last != 1)
+      refuse(a.name + ": the last dimension has stride " + std::to_string(last) + "; accepted: 1");
     shape.pop_back();
   }
   const size_t dims = shape.size();
@@ -630,7 +633,9 @@ void Call::read_segment(size_t i) {
       refuse(name + ": " + what + " is " + std::to_string(value) +
              "; accepted: " + std::to_string(want) + " as in " + whose);
   };
-  if (dim_v == 0)  // which attn.h takes for head_dim
+  if (dim_v == 0 && s.v_in_k)  // which attn.h takes for head_dim
+    refuse("head_dim_v is 0; accepted: 1 to " + std::to_string(dim));
+  if (dim_v == 0)
     refuse(v_name + " has shape " + shape_text(v.shape()) +
            "; accepted: a head_dim_v of 1 or more");
   same(k_name, "head_dim", dim, p.head_dim, "q");

@@ -242,7 +242,8 @@ Status compose_lists(const Problem& p, const Machine&, const ChoosePart& choose,
           .sinks = {.bytes = first_head * int64_t{sizeof(float)}}});
     }
   if (orders_lse) to.add(gather_lse_step(p, shape, lse), "order of lse", true);
-  if (shape.by_sequence && p.num_segments == 1 && p.segment[0].v_in_k)
+  // mla_* read one segment, decode_sm90_blocks_* several, and fwd_*_dequantised convert less.
+  if (shape.by_sequence && (shape.own_v || p.num_segments == 1))
     choice->recipe.passed_over = "for rows that need no copy";
   return {};
 }

@@ -212,6 +212,7 @@ class Latent(Case):
     def test_refused(self):
         q, rows = self.normal(2, 1, 4, 32), self.normal(2, 9, 1, 32)
         self.refuses(ValueError, ["head_dim_v is 33", "head_dim = 32"], attn.forward, q, rows, None, head_dim_v=33)
+        self.refuses(ValueError, ["head_dim_v is 0; accepted: 1 to 32"], attn.forward, q, rows, None, head_dim_v=0)
         self.refuses(ValueError, ["head_dim_v is given"], attn.forward, q, rows, rows, head_dim_v=16)
         self.refuses(ValueError, ["v_descale is given"], attn.forward, q, rows, None, v_descale=np.ones(1, np.float32))
 
@@ -543,6 +544,16 @@ class Formats(Case):
             # the scale of the neighbouring 16 elements
             wrong = attn.forward(q, stored, stored, k_scale=np.ascontiguousarray(np.roll(scale, 1, -1)), **options)
             self.assertGreater(np.abs(wrong - want[0]).max(), 1e-2)
+
+    def test_nvfp4_without_keys(self):
+        """NumPy's arrays without elements have strides of 0."""
+        q = self.normal(1, 2, 4, 64)
+        for name, scale in ("nvfp4", (4,)), ("f8_e4m3fn_token", ()):
+            rows, scales, *_ = attn.quantize(self.normal(1, 0, 2, 64), name)
+            self.assertEqual(scales.shape, (1, 0, 2, *scale))
+            out, lse = attn.forward(q, rows, rows, k_type=name, v_type=name, k_scale=scales, v_scale=scales, return_lse=True)
+            self.assertFalse(out.any())
+            self.assertTrue(np.isneginf(lse).all())
 
     def test_quantize_rows(self):
         x = self.normal(1, 30, 1, 576) * 4

@@ -52,6 +52,15 @@ class Threads(Case):
         self.assertEqual(os_threads(), self.alone)
         self.assertEqual(attn.explain(self.q, self.k, self.v, num_threads=2)["backend"], "cpu")
 
+    def test_the_default_again(self):
+        """A plan of the default number of threads still runs when another number was set and then the default again."""
+        attn.set_num_threads(0)
+        plan, want = attn.Plan(self.q, self.k, self.v), softmax_attention(self.q, self.k, self.v)[0]
+        attn.set_num_threads(attn.get_num_threads() + 1)
+        attn.set_num_threads(0)
+        self.close(attn.forward(self.q, self.k, self.v), want)
+        self.close(plan(self.q, self.k, self.v), want)
+
     def test_refused(self):
         self.refuses(ValueError, ["threads is -1", "1 to 4096"], attn.set_num_threads, -1)
         self.refuses(ValueError, ["threads is 4097"], attn.set_num_threads, 4097)

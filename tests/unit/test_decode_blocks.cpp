@@ -247,7 +247,13 @@ TEST_CASE("decode blocks: tensor maps, scales and descales of nvfp4", "[plan]") 
 TEST_CASE("decode blocks: which problems the plan gives them", "[plan]") {
   CHECK(Input({ATTN_NVFP4, ATTN_BF16, ATTN_F16}).chosen() != kernel);
   CHECK(Input({ATTN_NVFP4}).chosen() == kernel);
-  CHECK(Input({ATTN_F8_E4M3FN_TOKEN}).chosen() == kernel);
+  for (const attn_dtype q : {ATTN_F16, ATTN_BF16}) {  // lists_cuda, which copies, takes bf16 too
+    Input token({ATTN_F8_E4M3FN_TOKEN, ATTN_F8_E4M3FN_TOKEN});
+    token.problem.q_type = q;
+    CHECK(token.chosen() == kernel);
+    token.problem.seqlen_q = 512;
+    CHECK(token.chosen() == "fwd_sm90_" + std::string(dtype_name(q)) + "_d128_dequantised");
+  }
   CHECK(Input({ATTN_NVFP4, ATTN_F16}, 256).chosen() == "decode_sm90_blocks_d256");
   CHECK(Input({ATTN_I8, ATTN_F16}).chosen() == kernel);
   CHECK(Input({ATTN_I4}, 64).chosen() == "decode_sm90_blocks_d64");
