@@ -33,9 +33,9 @@ struct Alternating {
   bool moved = false;
 
   // Of tile n: weights as the matrix unit takes them, and states, which the lane's counterpart in
-  // the other warpgroup reads, for it has the same rows and keys; with them, of the warp, whether
-  // they moved. Weights of tiles n and n + 2 are
-  // neighbours in rows of 128 bytes: of the former products may run while the latter are written.
+  // the other warpgroup reads, for it has the same rows and keys; with them, of each warp, `moved`.
+  // Weights of tiles n and n + 2 are neighbours in rows of 128 bytes: of the former products may
+  // run while the latter are written.
   static constexpr int weights_bytes = 64 * 128;
   __device__ __forceinline__ unsigned handed_at(unsigned n) const {
     return tile.handed_offset() + n % 2 * tile.handed_bytes();
