@@ -8,6 +8,7 @@
 #include "../ptx/grid.h"
 #include "../ptx/uniform.h"
 #include "../ptx/warpgroup.h"
+#include "alternating.cuh"
 #include "config.h"
 #include "control.cuh"
 #include "epilogue.cuh"
@@ -298,9 +299,11 @@ __device__ __forceinline__ void forward(const Kernarg<with>& a) {
     }
   } else {
     if constexpr (tile.groups > 1) ptx::registers_grow<tile.compute_registers()>();
-    Consumer<T, tile, with> consumer{.a = a,
-                                     .warp = {control, within_block<tile>(shared), warp / 4 - 1,
-                                              warp % 4, int(threadIdx.x % 32)}};
+    using Computes =
+        std::conditional_t<tile.alternates, Alternating<T, tile, with>, Consumer<T, tile, with>>;
+    Computes consumer{.a = a,
+                      .warp = {control, within_block<tile>(shared), warp / 4 - 1, warp % 4,
+                               int(threadIdx.x % 32)}};
     consumer.run();
   }
 }

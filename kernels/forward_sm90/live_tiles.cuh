@@ -28,8 +28,10 @@ constexpr unsigned seen_whole = (sees_some | sees_all) * every_group<tile>;
 // With a block mask tiles are cut where multiples of tile.keys lie, and between segments. So many
 // pieces of 64 keys, which begin at multiples of 64, meet such a tile.
 template <Tile tile>
-constexpr int mask_blocks = tile.keys % 64 == 0 ? tile.keys / 64 : (tile.keys + 48 + 63) / 64;
-static_assert(mask_blocks<tile_d256> == 2);
+constexpr int mask_blocks = tile.keys % 64 == 0   ? tile.keys / 64
+                            : 64 % tile.keys == 0 ? 1
+                                                  : (tile.keys + 48 + 63) / 64;
+static_assert(mask_blocks<tile_d256> == 2 && mask_blocks<tile_d512_mask> == 1);
 
 struct TileBlocks {
   int block[2 * max_groups];  // mask_block: [warpgroup][piece of 64 keys]

@@ -29,10 +29,11 @@ struct Tile {
   int q_stages, k_stages, v_stages;  // tiles in shared memory
   bool finds =
       false;  // the producer warpgroup searches a block mask for tiles, which takes registers
-  bool adds = false;      // the bias of a tile is in shared memory too
-  int blocks = 1;         // blocks of a cluster, which share K and V: neighbouring queries
-  bool heads = false;     // true: the same queries of neighbouring heads instead
-  int q_kept = 0;         // panels of Q that warpgroups keep in registers
+  bool adds = false;        // the bias of a tile is in shared memory too
+  int blocks = 1;           // blocks of a cluster, which share K and V: neighbouring queries
+  bool heads = false;       // true: the same queries of neighbouring heads instead
+  int q_kept = 0;           // panels of Q that warpgroups keep in registers
+  bool alternates = false;  // halves: each finds the scores of every second tile of keys, for both
   bool halves = false;    // both warpgroups have the same queries, and sum half of V's columns each
   int element_bytes = 2;  // of q, k and v
   int vt_stages = 0;      // fp8: tiles of V^T in shared memory, transposed from tiles of V
@@ -53,6 +54,12 @@ struct Tile {
   ATTN_HOST_DEVICE constexpr Tile keeping(int panels) const {
     Tile tile = *this;
     tile.q_kept = panels;
+    return tile;
+  }
+  // The same with scores that each warpgroup finds itself.
+  ATTN_HOST_DEVICE constexpr Tile by_itself() const {
+    Tile tile = *this;
+    tile.alternates = false;
     return tile;
   }
   // The same with a bias.
@@ -123,8 +130,14 @@ struct Tile {
   ATTN_HOST_DEVICE constexpr int v_offset() const { return k_offset() + k_stages * k_bytes(); }
   ATTN_HOST_DEVICE constexpr int bias_offset() const { return v_offset() + v_stages * v_bytes(); }
   ATTN_HOST_DEVICE constexpr int vt_offset() const { return bias_offset(); }  // not both
+  // alternates: places of four tiles' weights and of two tiles' states of the softmax.
+  ATTN_HOST_DEVICE constexpr int handed_offset() const { return bias_offset(); }
+  ATTN_HOST_DEVICE constexpr int handed_bytes() const {
+    return alternates ? 64 * 128 + 2 * 128 * 16 : 0;
+  }
   ATTN_HOST_DEVICE constexpr int shared_bytes() const {
-    return bias_offset() + (adds ? 64 * groups * keys * 4 : 0) + vt_stages * vt_bytes();
+    return bias_offset() + 2 * handed_bytes() + (adds ? 64 * groups * keys * 4 : 0) +
+           vt_stages * vt_bytes();
   }
 };
 
@@ -204,6 +217,7 @@ constexpr Tile tile_d512{.head_dim = 512,
                          .k_stages = 2,
                          .v_stages = 2,
                          .q_kept = 3,
+                         .alternates = true,
                          .halves = true};
 // Two blocks each load half of a K/V tile for both, for long sequences without a causal mask.
 constexpr Tile tile_d128_pair = tile_d128_long.paired();
@@ -224,7 +238,7 @@ constexpr Tile tile_d64_mask{.head_dim = 64,
 constexpr Tile tile_d128_mask = tile_d128.finding();
 constexpr Tile tile_d256_mask = tile_d256.finding();
 constexpr Tile tile_d320_dv256_mask = tile_d320_dv256.finding();
-constexpr Tile tile_d512_mask = tile_d512.finding().keeping(2);
+constexpr Tile tile_d512_mask = tile_d512.finding().keeping(2).by_itself();
 // For softcap and ALiBi, which need registers, so there are fewer keys.
 constexpr Tile tile_d64_score{.head_dim = 64,
                               .head_dim_v = 64,
@@ -247,7 +261,6 @@ constexpr Tile tile_d256_score{.head_dim = 256,
                                .q_stages = 1,
                                .k_stages = 2,
                                .v_stages = 2};
-constexpr Tile tile_d512_score = tile_d512.keeping(2);
 // For a bias, which needs shared memory too.
 constexpr Tile tile_d64_bias{.head_dim = 64,
                              .head_dim_v = 64,
@@ -281,7 +294,7 @@ constexpr Tile tile_d320_dv256_bias{.head_dim = 320,
                                     .k_stages = 2,
                                     .v_stages = 2,
                                     .adds = true};
-constexpr Tile tile_d512_bias = tile_d512.adding().keeping(2);
+constexpr Tile tile_d512_bias = tile_d512.adding().keeping(2).by_itself();
 
 }  // namespace attn::sm90
 #endif

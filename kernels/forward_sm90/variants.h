@@ -36,7 +36,7 @@ constexpr Variant variants[] = {
     {.name = "fwd_sm90_bf16_d128_score", .type = bf16, .tile = tile_d128_score, .with = with_score},
     {.name = "fwd_sm90_bf16_d256_score", .type = bf16, .tile = tile_d256_score, .with = with_score},
     {.name = "fwd_sm90_bf16_d320_dv256_score", .type = bf16, .tile = tile_d320_dv256, .with = with_score},
-    {.name = "fwd_sm90_bf16_d512_score", .type = bf16, .tile = tile_d512_score, .with = with_score},
+    {.name = "fwd_sm90_bf16_d512_score", .type = bf16, .tile = tile_d512, .with = with_score},
     {.name = "fwd_sm90_bf16_d64_bias", .type = bf16, .tile = tile_d64_bias, .with = with_bias},
     {.name = "fwd_sm90_bf16_d128_bias", .type = bf16, .tile = tile_d128_bias, .with = with_bias},
     {.name = "fwd_sm90_bf16_d256_bias", .type = bf16, .tile = tile_d256_bias, .with = with_bias},
@@ -51,7 +51,7 @@ constexpr Variant variants[] = {
     {.name = "fwd_sm90_bf16_d128_score_paged", .type = bf16, .tile = tile_d128_score, .with = with_score_and_pages},
     {.name = "fwd_sm90_bf16_d256_score_paged", .type = bf16, .tile = tile_d256_score, .with = with_score_and_pages},
     {.name = "fwd_sm90_bf16_d320_dv256_score_paged", .type = bf16, .tile = tile_d320_dv256, .with = with_score_and_pages},
-    {.name = "fwd_sm90_bf16_d512_score_paged", .type = bf16, .tile = tile_d512_score, .with = with_score_and_pages},
+    {.name = "fwd_sm90_bf16_d512_score_paged", .type = bf16, .tile = tile_d512, .with = with_score_and_pages},
     {.name = "fwd_sm90_f16_d64_short", .type = f16, .tile = tile_d64_short},
     {.name = "fwd_sm90_f16_d64", .type = f16, .tile = tile_d64},
     {.name = "fwd_sm90_f16_d96", .type = f16, .tile = tile_d96},
@@ -75,7 +75,7 @@ constexpr Variant variants[] = {
     {.name = "fwd_sm90_f16_d128_score", .type = f16, .tile = tile_d128_score, .with = with_score},
     {.name = "fwd_sm90_f16_d256_score", .type = f16, .tile = tile_d256_score, .with = with_score},
     {.name = "fwd_sm90_f16_d320_dv256_score", .type = f16, .tile = tile_d320_dv256, .with = with_score},
-    {.name = "fwd_sm90_f16_d512_score", .type = f16, .tile = tile_d512_score, .with = with_score},
+    {.name = "fwd_sm90_f16_d512_score", .type = f16, .tile = tile_d512, .with = with_score},
     {.name = "fwd_sm90_f16_d64_bias", .type = f16, .tile = tile_d64_bias, .with = with_bias},
     {.name = "fwd_sm90_f16_d128_bias", .type = f16, .tile = tile_d128_bias, .with = with_bias},
     {.name = "fwd_sm90_f16_d256_bias", .type = f16, .tile = tile_d256_bias, .with = with_bias},
@@ -90,7 +90,7 @@ constexpr Variant variants[] = {
     {.name = "fwd_sm90_f16_d128_score_paged", .type = f16, .tile = tile_d128_score, .with = with_score_and_pages},
     {.name = "fwd_sm90_f16_d256_score_paged", .type = f16, .tile = tile_d256_score, .with = with_score_and_pages},
     {.name = "fwd_sm90_f16_d320_dv256_score_paged", .type = f16, .tile = tile_d320_dv256, .with = with_score_and_pages},
-    {.name = "fwd_sm90_f16_d512_score_paged", .type = f16, .tile = tile_d512_score, .with = with_score_and_pages},
+    {.name = "fwd_sm90_f16_d512_score_paged", .type = f16, .tile = tile_d512, .with = with_score_and_pages},
 };
 // clang-format on
 

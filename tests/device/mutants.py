@@ -44,6 +44,8 @@ LISTS = "lists_cuda"
 LATENT = "mla_sm90_bf16_d576_r64_pages"
 CODES = "mla_sm90_bf16_d576_r64_656"
 SHARDS = "shards_cuda"
+WIDE = "fwd_sm90_bf16_d512"
+WIDE_TOKENS = "decode_sm80_bf16_d512"
 # Of kernels that are several launches, and where tests take others beside them, the files of all.
 SOURCES = {SHARDS: ["merge/accumulate_cuda.cu", "merge/wait_cuda.cu", "stubs/fwd_sm80_bf16_d128.cu"],
            LISTS: ["cache/gather_cuda.cu", "cache/list_slots_cuda.cu", "cache/gather_lse_cuda.cu", "stubs/mla_sm90_bf16_d576_r32.cu",
@@ -87,7 +89,8 @@ TESTS = {SHARDS: ["cuda: results are added*,cuda: segments are read*"],
          BACKWARD_BIAS: ["backward: the gradient of a bias*"],
          BACKWARD_90_BIAS: ["backward: the gradient of a bias*,backward: NaN stays with those whom*,backward: a bias of each batch entry*"],
          BACKWARD_90_SCORE: ["backward: every option on devices,backward: many blocks*"],
-         DEQUANTISED: ["blocks: values are*,blocks: random segments of any types*"]}
+         DEQUANTISED: ["blocks: values are*,blocks: random segments of any types*"],
+         WIDE: ["forward: head dimensions,forward: random problems for matrix units"], WIDE_TOKENS: ["decode: random problems"]}
 # kernel, mistake, file, text, what it becomes; of several edits tuples of these
 MUTANTS = [
     (SHARDS, "a ready word not waited for", "merge/wait_cuda.cu", "while (int(", "while (false && int("),
@@ -351,6 +354,16 @@ MUTANTS = [
      "const int first = tile.loaded_keys() * block_of_cluster<tile>();", "const int first = 0;"),
     (FP8_HEADS, "one head in both blocks", "forward_sm90/item_order.cuh",
      "at.h * heads + block_of_cluster<tile>();", "at.h * heads;"),
+    (WIDE, "the first half of V's columns for both", "forward_sm90/warp.cuh", "tile.halves ? group * (panels", "tile.halves ? 0 * (panels"),
+    (WIDE, "both halves of out in one place", "forward_sm90/epilogue.cuh", "item.h * a.out_stride[2] + first;", "item.h * a.out_stride[2];"),
+    (WIDE, "the state's sum not handed over", "forward_sm90/alternating.cuh", "__uint_as_float(x.x), __uint_as_float(x.y)",
+     "__uint_as_float(x.x), state.sum"),
+    (WIDE, "sums not multiplied where the other's scores are larger", "forward_sm90/alternating.cuh",
+     "          softmax.rescale(o, shrink);\n          add_handed_sums(n, v_now, add);\n        } else {",
+     "          add_handed_sums(n, v_now, add);\n        } else {"),
+    (WIDE, "weights in the place of the tile before the last", "forward_sm90/alternating.cuh", "n / 2 % 2 * 4 + 2 * step", "2 * step"),
+    (WIDE, "Q of the item before", "forward_sm90/alternating.cuh", "          keep_queries<tile>(q, warp, warp.q_at(count));\n", ""),
+    (WIDE_TOKENS, "half of the warps left out", "decode/decode.cuh", "if (other_any) x = fmaf(", "if (false) x = fmaf("),
 ]
 
 
