@@ -20,7 +20,7 @@ struct Own : Swapped<OwnTypes, tile> {
 
   // Weights are 2^(x - base), x in the log2 domain: at most 2^max_top, and 2^slack below when the
   // base moves. So f16 holds them times small scales of V; if scales are large, `top` is less.
-  static constexpr int max_top = 15, slack = 3;
+  static constexpr int max_top = 15, slack = own_slack;
   static constexpr float nothing = -3.4028235e38f;  // no base yet
   float base[row_tiles][2];
   float top;

@@ -22,6 +22,7 @@
 #include "../shared/swizzle.h"
 #include "decode_tiles.h"
 #include "elements.cuh"
+#include "own_tiles.h"
 
 namespace attn::decode {
 

@@ -11,7 +11,7 @@
 #include "kernels/copy_engine.h"
 #include "kernels/cuda_forward.h"
 #include "kernels/decode/decode_args.h"
-#include "kernels/decode/decode_tiles.h"
+#include "kernels/decode/own_tiles.h"
 #include "kernels/decode/variants.h"
 #include "kernels/decode_units.h"
 #include "kernels/limits.h"
