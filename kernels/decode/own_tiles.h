@@ -10,8 +10,8 @@ namespace attn::decode {
 // Weights are 2^(x - m), and m becomes the maximum where that is more than this above m.
 constexpr int own_slack = 3;
 
-// As own_place(), but if heads are adjacent in memory a row has as many as make a panel: the copy
-// engine takes about as long for a row of 32 or 64 bytes as for one of 128.
+// As own_place(), but if heads are adjacent in memory a row has as many as make a panel: copies of
+// rows of 32 or 64 bytes are slow.
 // head_pitch: bytes between heads in memory; 0: a row has one head.
 ATTN_HOST_DEVICE constexpr OwnPlace own_place(int type, int columns, int at_once, int head_pitch) {
   const RowPlace row = row_place(type, columns);
