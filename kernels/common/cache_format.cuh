@@ -27,10 +27,12 @@ template <int n>
 __device__ __forceinline__ float largest_finite(const float (&x)[n]) {
   float most = 0;
 #pragma unroll
-  for (int k = 0; k < n; ++k) {
-    const float magnitude = fabsf(x[k]);
-    most = ptx::max_nan(most, magnitude == infinity ? 0 : magnitude);
-  }
+  for (int k = 0; k < n; ++k) most = ptx::max_nan(most, fabsf(x[k]));
+  if (most != infinity) [[likely]]
+    return most;
+  most = 0;
+#pragma unroll
+  for (int k = 0; k < n; ++k) most = ptx::max_nan(most, finite_magnitude(x[k]));
   return most;
 }
 
@@ -53,9 +55,11 @@ __device__ __forceinline__ unsigned nvfp4_code(float x, unsigned scale) {
   if (scale == 0 || scale == 0x7f) return 0;
   const float one = __half2float(__ushort_as_half((unsigned short)(scale << 7))) * 256,
               y = fabsf(x);
-  // What is halfway between two codes, times the scale, is exact.
-  const unsigned code = (y > 0.25f * one) + (y >= 0.75f * one) + (y > 1.25f * one) +
-                        (y >= 1.75f * one) + (y > 2.5f * one) + (y >= 3.5f * one) + (y > 5 * one);
+  // What is halfway between two codes, times the scale, is exact. One bit of the code after the
+  // other; an odd code is not taken where it is as near as the even one.
+  const bool four = y >= 1.75f * one, two = y >= (four ? 3.5f * one : 0.75f * one);
+  const float above = four ? 5 * one : 1.25f * one, below = four ? 2.5f * one : 0.25f * one;
+  const unsigned code = four * 4 + two * 2 + (y > (two ? above : below));
   return code | __float_as_uint(x) >> 28 & 8;
 }
 

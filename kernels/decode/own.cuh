@@ -20,7 +20,7 @@ struct Own : Swapped<OwnTypes, tile> {
 
   // Weights are 2^(x - base), x in the log2 domain: at most 2^max_top, and 2^slack below when the
   // base moves. So f16 holds them times small scales of V; if scales are large, `top` is less.
-  static constexpr int max_top = 15, slack = 3;
+  static constexpr int max_top = 15, slack = own_slack;
   static constexpr float nothing = -3.4028235e38f;  // no base yet
   float base[row_tiles][2];
   float top;
@@ -208,11 +208,12 @@ struct Own : Swapped<OwnTypes, tile> {
     using K = NvFp4<head_dim>;
     Scores odd = {};
     const int t = here(lane() % 4);
+    typename K::Scales rows[2];
+    K::load_scales(rows[0], scales);
+    K::load_scales(rows[1], scales + 8 * K::scale_pitch(types >> 16));
 #pragma unroll
     for (int two = 0; two < steps / 2; ++two) {
-      const unsigned of_keys[2] = {
-          K::k_scales(ptx::load_shared(scales + 4 * two), t),
-          K::k_scales(ptx::load_shared(scales + 4 * two + 8 * K::scale_row), t)};
+      const unsigned of_keys[2] = {K::k_scales(rows[0][two], t), K::k_scales(rows[1][two], t)};
       unsigned w[4];
       ptx::ldmatrix(w, K::P::chunk(from, 2 * two));
 #pragma unroll
@@ -278,6 +279,24 @@ struct Own : Swapped<OwnTypes, tile> {
       multiply_plain_k<BF16>(x, from);
   }
 
+  // Of the warp's keys and head, in rows of codes.
+  __device__ __forceinline__ unsigned lane_of_codes(int type, int columns, int more) const {
+    const int head_pitch = row_place(type, columns).pitch;
+    const OwnPlace place =
+        own_place(type, columns, heads(), more & own_joint_heads ? head_pitch : 0);
+    const int head = warp_head(), of_row = head & (place.heads - 1);
+    return lane_of_matrices(place.at(head - of_row, this->key_warp * warp_keys, stage_keys()),
+                            lane(), place.pitch, of_row * place.head_bytes);
+  }
+
+  // Where scales of key `key` of the warp's are, in an array whose rows have several heads.
+  template <int columns>
+  __device__ __forceinline__ unsigned joint_scales(int key) const {
+    constexpr int heads = heads_of_scales(columns);
+    return 16 * (warp_head() / heads * stage_keys() + this->key_warp * warp_keys + key) +
+           warp_head() % heads * (16 / heads);
+  }
+
   // The first unit of a part, or one of other types.
   __device__ __forceinline__ void begin_types(unsigned next) {
     const int k_type = next & 0xff, v_type = next >> 8 & 0xff, g = lane() / 4, t = lane() % 4,
@@ -293,15 +312,15 @@ struct Own : Swapped<OwnTypes, tile> {
       k_at = place.at(warp_head(), this->key_warp * warp_keys + g, stage_keys()) + 4 * k_more;
       k_pitch8 = 8 * place.pitch;
     } else {
-      k_at = keys * row_place(k_type, head_dim).pitch;
-      k_at += k_type == attn_element_i8 || k_type == attn_element_f8_e4m3fn_token
-                  ? I8<head_dim>::P::of_matrices(0, lane())
-              : k_type == attn_element_i4 || k_type == attn_element_nvfp4
-                  ? I4<head_dim>::P::of_matrices(0, lane())
-                  : Same<F16>::k_lane(lane());
+      k_at = has_scale_array(k_type)
+                 ? lane_of_codes(k_type, head_dim, k_more)
+                 : keys * row_place(k_type, head_dim).pitch + Same<F16>::k_lane(lane());
       k_scale_at = a.scales_at + key_scale_bytes(k_type, head_dim) * (keys + g);
+      if (k_type == attn_element_nvfp4 && k_more & own_joint_scales)
+        k_scale_at = a.scales_at + joint_scales<head_dim>(g);
       if (has_row_scale(k_type)) k_scale_at += 2 * half_of_key(k_more, g, warp_head());
-      if (k_type == attn_element_nvfp4) note_descale(0, a.segment[k_more].k_nvfp4_descale);
+      if (k_type == attn_element_nvfp4)
+        note_descale(0, a.segment[k_more % own_joint_heads].k_nvfp4_descale);
     }
     v_at = a.k_bytes;
     if (is_ggml(v_type)) {
@@ -309,14 +328,16 @@ struct Own : Swapped<OwnTypes, tile> {
       v_at += place.at(warp_head(), this->key_warp * warp_keys + 2 * t, stage_keys()) + 4 * v_more;
       v_pitch = place.pitch;
     } else {
-      v_at += keys * row_place(v_type, head_dim_v).pitch;
-      if (v_type == attn_element_i8 || v_type == attn_element_f8_e4m3fn_token)
-        v_at += I8<head_dim_v>::v_lane(0, lane());
-      if (v_type == attn_element_i4 || v_type == attn_element_nvfp4)
-        v_at += a.v_by_fours ? I4<head_dim_v>::P::of_matrices(0, lane())
-                             : I4<head_dim_v>::v_lane(0, lane());
+      const int pitch = row_place(v_type, head_dim_v).pitch;
+      if (!has_scale_array(v_type))
+        v_at += keys * pitch;
+      else if (a.v_by_fours || v_type == attn_element_i8 || v_type == attn_element_f8_e4m3fn_token)
+        v_at += lane_of_codes(v_type, head_dim_v, v_more);
+      else
+        v_at += I4<head_dim_v>::v_lane(keys * pitch, lane());
       v_scale_halves = select_of_halves(v_more, warp_head());
-      if (v_type == attn_element_nvfp4) note_descale(1, a.segment[v_more].v_nvfp4_descale);
+      if (v_type == attn_element_nvfp4)
+        note_descale(1, a.segment[v_more % own_joint_heads].v_nvfp4_descale);
     }
   }
   // Whether every row sees these keys. From shared memory: in registers the limits were spilled,
@@ -535,6 +556,18 @@ struct Own : Swapped<OwnTypes, tile> {
     weigh<F16>(p, x);
     use_v_scales<1>(scales, p, valid);
     scaled<1>(p, p, scales, 0);
+    if constexpr (std::is_same_v<V, I4<head_dim_v>>) {
+      if (a.v_by_fours) {
+#pragma unroll
+        for (int two = 0; two < v_tiles / 4; ++two) {
+          unsigned columns[2][2][4];
+          V::load_v_by_fours(columns, from, two);
+#pragma unroll
+          for (int i = 0; i < 2; ++i) add_columns<F16>(2 * two + i, columns[i], p);
+        }
+        return;
+      }
+    }
 #pragma unroll
     for (int block = 0; block < v_tiles / 2; ++block) {
       unsigned columns[2][4];
@@ -585,20 +618,22 @@ struct Own : Swapped<OwnTypes, tile> {
                                               unsigned valid) {
     using V = NvFp4<head_dim_v>;
     const int g = here(lane() / 4), two_t = here(lane() % 4 * 2);
-    const unsigned from = stage + v_at,
-                   of_keys = stage + a.v_scales_at + V::scale_row * (warp() * warp_keys + two_t);
+    const unsigned from = stage + v_at, pitch = V::scale_pitch(types >> 24),
+                   of_keys = stage + a.v_scales_at +
+                             (pitch == V::scale_row ? V::scale_row * (warp() * warp_keys + two_t)
+                                                    : joint_scales<head_dim_v>(two_t));
     // V's descale, and what makes elements of products, are in the weights.
     const float factor = descales()[1] * nvfp4_factor;
     const int down = too_high(factor);
     if (down > 0) lower_top(down);
     Weights p;
     weigh<F16, true>(p, x, make_float2(factor, factor));
+    typename V::Scales rows[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) V::load_scales(rows[i], of_keys + pitch * v_key(i));
 #pragma unroll
     for (int two = 0; two < v_tiles / 4; ++two) {
-      unsigned scales[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        scales[i] = ptx::load_shared(of_keys + V::scale_row * v_key(i) + 4 * two);
+      unsigned scales[4] = {rows[0][two], rows[1][two], rows[2][two], rows[3][two]};
       if (valid != 0xffff) {  // else NaN would count, with a weight of 0 too
 #pragma unroll
         for (int i = 0; i < 4; ++i)

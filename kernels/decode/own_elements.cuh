@@ -14,6 +14,7 @@
 #pragma once
 #include "../common/element.cuh"
 #include "../common/iq4_nl.cuh"
+#include "../ptx/bit_select.h"
 #include "../ptx/convert_fp8.h"
 #include "../ptx/f16x2.h"
 #include "../ptx/ldmatrix.h"
@@ -22,6 +23,7 @@
 #include "../shared/swizzle.h"
 #include "decode_tiles.h"
 #include "elements.cuh"
+#include "own_tiles.h"
 
 namespace attn::decode {
 
@@ -321,6 +323,16 @@ struct BlockRows {
   }
 };
 
+// In OwnUnit::types, of codes: rows have several heads, and so have those of nvfp4's scales.
+constexpr int own_joint_heads = 8, own_joint_scales = 16;
+
+// Where a lane's address of ldmatrix is: of matrices keys 0 to 7 and 8 to 15 of a chunk, then of
+// the next one. Rows of one panel are `pitch` apart, and a head's begin at byte `column` of them.
+__device__ __forceinline__ unsigned lane_of_matrices(unsigned rows, int lane, int pitch,
+                                                     int column) {
+  const int key = lane % 16, swizzle = key * pitch / 128 * 16 & (pitch - 16);
+  return rows + key * pitch + (swizzle ^ column ^ lane / 16 * 16);
+}
 // Rows of this many bytes in panels.
 template <int row_bytes>
 struct CodePanels {
@@ -332,11 +344,8 @@ struct CodePanels {
   static __device__ __forceinline__ unsigned chunk(unsigned row, int n) {
     return (row ^ n % chunks * 16) + n / chunks * unit_keys * pitch;
   }
-  // Where a lane's address of ldmatrix is: of matrices keys 0 to 7 and 8 to 15 of a chunk, then of
-  // the next one.
   static __device__ __forceinline__ unsigned of_matrices(unsigned rows, int lane) {
-    const int key = lane % 16;
-    return rows + key * pitch + (swizzle(key) ^ lane / 16 * 16);
+    return lane_of_matrices(rows, lane, pitch, 0);
   }
 };
 
@@ -354,9 +363,6 @@ struct I8 {
       bytes_of_keys(a[i][0], w[0], w[1]);
       bytes_of_keys(a[i][1], w[2], w[3]);
     }
-  }
-  static __device__ __forceinline__ unsigned v_lane(unsigned rows, int lane) {
-    return P::of_matrices(rows, lane);
   }
   // 32 columns from 32n on.
   static __device__ __forceinline__ void load_v(unsigned (&a)[2][4], unsigned v, int n, int) {
@@ -427,6 +433,24 @@ struct I4 {
         a[i][2 * step + 1] = pair_of_upper<8>(both, high ^ 0x00800080);
       }
   }
+  // The same where V of each segment is i4 or nvfp4: then rows g and g + 8 of tiles 2n and 2n + 1
+  // are columns 32n + 4g to 32n + 4g + 3, so that a matrix has four codes of a key as one element.
+  // 64 columns from 64n on, 32 each. v: as of K.
+  static __device__ __forceinline__ void load_v_by_fours(unsigned (&a)[2][2][4], unsigned v,
+                                                         int n) {
+    unsigned w[4];
+    ptx::ldmatrix_transposed(w, P::chunk(v, 2 * n));
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int step = 0; step < 2; ++step)
+#pragma unroll
+        for (int two = 0; two < 2; ++two) {
+          const unsigned codes = w[2 * i + step] >> 8 * two;
+          a[i][two][2 * step] = pair_of_lower<8>(codes, high ^ 0x00080008);
+          a[i][two][2 * step + 1] = pair_of_upper<8>(codes, high ^ 0x00800080);
+        }
+  }
 };
 
 // Codes as in I4, e2m1, and a scale in e4m3 for each 16 columns: byte n of a key's row of scales.
@@ -437,12 +461,35 @@ struct NvFp4 {
   using P = CodePanels<columns / 2>;
   static constexpr int scale_row = key_scale_bytes(attn_element_nvfp4, columns);
 
-  // Of codes from bit `at` on of both halves of a word, each times its scale. Signs go to the
-  // scales, so that two instructions are free of each other.
-  template <int at>
-  static __device__ __forceinline__ unsigned pair(unsigned w, unsigned scales) {
-    const unsigned magnitude = (at < 10 ? w << (9 - at & 31) : w >> (at - 9 & 31)) & 0x0e000e00;
-    return ptx::mul_f16x2(magnitude, ptx::and_xor(w << (12 - at), 0x80008000, scales));
+  // Of a key, a word of 64 columns each.
+  using Scales = unsigned[columns / 64];
+  static __device__ __forceinline__ void load_scales(Scales& to, unsigned from) {
+    if constexpr (columns == 64) {
+      to[0] = ptx::load_shared(from);
+    } else {
+#pragma unroll
+      for (int i = 0; i < columns / 64; i += 2) {
+        const uint2 two = ptx::load_shared_pair(from + 4 * i);
+        to[i] = two.x, to[i + 1] = two.y;
+      }
+    }
+  }
+  // Bytes between keys. more: as in OwnUnit::types.
+  static __device__ __forceinline__ int scale_pitch(unsigned more) {
+    return more & own_joint_scales ? scale_row * heads_of_scales(columns) : scale_row;
+  }
+
+  // x[i]: of both halves of a word code i, 2^-14 of its value. A sign and the bits of its magnitude
+  // are three further apart in f16 than in the code, so half of the codes are spread at once, to
+  // where the other half was, and one shift then brings sign and magnitude to their places.
+  static __device__ __forceinline__ void spread(unsigned (&x)[4], unsigned w) {
+    constexpr unsigned even = 0x0f0f0f0f, in_place = 0x8e008e00;
+    const unsigned moved = __funnelshift_r(w, w, 3), evens = ptx::bit_select(even, w, moved),
+                   odds = ptx::bit_select(even, moved, w);
+    x[0] = __funnelshift_r(evens, evens, 20) & in_place;
+    x[1] = odds << 8 & in_place;
+    x[2] = evens << 4 & in_place;
+    x[3] = odds & in_place;
   }
   // Scales of a key that a lane needs: of its columns in two times 32, 8 of each. of_key: of 64.
   static __device__ __forceinline__ unsigned k_scales(unsigned of_key, int t) {
@@ -453,17 +500,14 @@ struct NvFp4 {
                                                 const unsigned (&scales)[2], int i) {
 #pragma unroll
     for (int key = 0; key < 2; ++key) {
-      const unsigned scale = __byte_perm(scales[key], 0, i == 0 ? 0x1010 : 0x3232),
-                     word = key == 0 ? x : y;
-      a[0][key] = pair<0>(word, scale);
-      a[1][key] = pair<4>(word, scale);
-      a[0][2 + key] = pair<8>(word, scale);
-      a[1][2 + key] = pair<12>(word, scale);
+      const unsigned scale = __byte_perm(scales[key], 0, i == 0 ? 0x1010 : 0x3232);
+      unsigned codes[4];
+      spread(codes, key == 0 ? x : y);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) a[j % 2][j / 2 * 2 + key] = ptx::mul_f16x2(codes[j], scale);
     }
   }
-  // Where V of each segment is nvfp4, rows g and g + 8 of tiles 2n and 2n + 1 are columns 32n + 4g
-  // to 32n + 4g + 3: so a matrix has four codes of a key as one element. 64 columns from 64n on, 32
-  // each. v: as of K; scales: of keys v_key(i), of these columns.
+  // As of I4. scales: of keys v_key(i), of these columns.
   static __device__ __forceinline__ void load_v_by_fours(unsigned (&a)[2][2][4], unsigned v,
                                                          const unsigned (&scales)[4], int n,
                                                          int g) {
@@ -473,13 +517,12 @@ struct NvFp4 {
     for (int i = 0; i < 2; ++i)
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
-        const unsigned word = w[2 * i + step],
-                       scale = ptx::f16_of_e4m3((unsigned short)__byte_perm(
-                           scales[2 * step], scales[2 * step + 1], 0x40 + (2 * i + g / 4) * 0x11));
-        a[i][0][2 * step] = pair<0>(word, scale);
-        a[i][0][2 * step + 1] = pair<4>(word, scale);
-        a[i][1][2 * step] = pair<8>(word, scale);
-        a[i][1][2 * step + 1] = pair<12>(word, scale);
+        const unsigned scale = ptx::f16_of_e4m3((unsigned short)__byte_perm(
+            scales[2 * step], scales[2 * step + 1], 0x40 + (2 * i + g / 4) * 0x11));
+        unsigned codes[4];
+        spread(codes, w[2 * i + step]);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) a[i][j / 2][2 * step + j % 2] = ptx::mul_f16x2(codes[j], scale);
       }
   }
   // 32 columns from 32n on; v: as of I4. scales: of keys v_key(i), of columns 64 * (n / 2) on.
@@ -498,8 +541,10 @@ struct NvFp4 {
                                           own_bytes),
                        scale = ptx::f16_of_e4m3((unsigned short)__byte_perm(
                            scales[2 * step], scales[2 * step + 1], 0x40 + (n % 2 * 2 + i) * 0x11));
-        a[i][2 * step] = pair<0>(both, scale);
-        a[i][2 * step + 1] = pair<4>(both, scale);
+        unsigned codes[4];
+        spread(codes, both);
+        a[i][2 * step] = ptx::mul_f16x2(codes[0], scale);
+        a[i][2 * step + 1] = ptx::mul_f16x2(codes[1], scale);
       }
     }
   }

@@ -8,13 +8,15 @@
 
 namespace attn::decode {
 
+static_assert(attn_decode_max_segments <= own_joint_heads);
+
 // What boxes of K or of V have in common, of one segment, sequence and group of heads.
 struct OwnBoxes {
   const attn_tensor_map* map;
   int pitch, panels, key_bytes;  // of a key's row, and of all that a key has
   int column, columns, head;     // of the first panel; of a panel; as the map counts heads
   // In OwnUnit::types: of blocks what is before a row in shared memory, in 4 bytes; of i8 and i4
-  // halves, see own_elements.cuh; of nvfp4 the segment's number.
+  // halves, see own_elements.cuh; of nvfp4 the segment's number. Of these own_joint_heads too.
   int more;
   unsigned long long scales;  // address of those of the segment's first key, or of page 0
   long long scales_apart;     // bytes between the two keys' that a lane copies of a stage
@@ -54,7 +56,8 @@ struct OwnLoader : SwappedLoader<OwnTypes, tile> {
     __syncwarp();
     const int keys = stage_keys(), head = lane() / keys, key = lane() % keys;
     const auto lane_scale = [&](const OwnBoxes& boxes, const attn_key_scales& scales) {
-      return boxes.scales + head * (long long)scales.head + key * (long long)scales.seq;
+      return boxes.scales + head * (boxes.more & own_joint_scales ? 16 : (long long)scales.head) +
+             key * (long long)scales.seq;
     };
     if (has_scale_array(s.k_type)) k_scale = lane_scale(k, s.k_scales);
     if (has_scale_array(s.v_type)) v_scale = lane_scale(v, s.v_scales);
@@ -65,7 +68,7 @@ struct OwnLoader : SwappedLoader<OwnTypes, tile> {
                                             int head_pitch, const attn_key_scales& scales) const {
     OwnBoxes boxes = {};
     boxes.map = &map;
-    const OwnPlace place = own_place(type, columns, 1 << a.heads_log2);
+    const OwnPlace place = own_place(type, columns, 1 << a.heads_log2, 2 * head_pitch);
     boxes.pitch = place.pitch, boxes.panels = place.panels;
     boxes.key_bytes = place.key_bytes(1 << a.heads_log2);
     boxes.columns = panel_pitch / (has_scale_array(type) ? 1 : 2);
@@ -89,6 +92,12 @@ struct OwnLoader : SwappedLoader<OwnTypes, tile> {
     boxes.more = type == attn_element_nvfp4
                      ? at.segment
                      : int(boxes.scales & 2 | scales.seq << 1 & 4 | scales.head << 2 & 8) >> 1;
+    if (place.heads > 1) boxes.more |= own_joint_heads;
+    const int at_once = heads_of_scales(columns);
+    if (type == attn_element_nvfp4 && at_once > 1 && at_once <= 1 << a.heads_log2 &&
+        scales.head * at_once == 16 &&
+        ((boxes.scales | scales.seq | (s.block_table ? scales.batch : 0)) & 15) == 0)
+      boxes.more |= own_joint_scales;
     return boxes;
   }
 
@@ -116,9 +125,11 @@ struct OwnLoader : SwappedLoader<OwnTypes, tile> {
                                               unsigned long long valid, int before,
                                               int local) const {
     const int keys = stage_keys();
+    const bool joint = type == attn_element_nvfp4 && (boxes.more & own_joint_scales);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int place = lane() + 32 * i, key = place & (keys - 1);
+      if (joint && i > 0) break;
       unsigned long long scale = lane_scale + i * boxes.scales_apart;
       if (s.block_table) {
         int entry = page[0];
@@ -132,7 +143,10 @@ struct OwnLoader : SwappedLoader<OwnTypes, tile> {
       }
       const bool there = valid == ~0ull || (valid >> key & 1);
       constexpr int row = key_scale_bytes(attn_element_nvfp4, columns);
-      if (type == attn_element_nvfp4)
+      if (joint)
+        ptx::cp_async_16_if(to + 16 * place, reinterpret_cast<const void*>(scale),
+                            there && place < unit_keys / heads_of_scales(columns));
+      else if (type == attn_element_nvfp4)
         ptx::cp_async_if<row>(to + row * place, reinterpret_cast<const void*>(scale), there);
       else
         ptx::cp_async_part_if(to + 4 * place, reinterpret_cast<const void*>(scale & ~3ull),

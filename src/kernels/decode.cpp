@@ -69,7 +69,9 @@ constinit const std::array all_rows =
               .backend = ATTN_BACKEND_CUDA,
               .limits = limits(variant),
               .numerics = {.weights = variant.tile.own_types ? ATTN_BF16 : attn_dtype(variant.type),
-                           .lag = variant.tile.swapped ? 8. : 0.,
+                           .lag = variant.tile.swapped     ? 8.
+                                  : variant.tile.own_types ? decode::own_slack
+                                                           : 0.,
                            .keys = variant.tile.swapped ? decode::unit_keys : decode::warp_keys,
                            .scaled_weights = variant.tile.own_types},
               .recipe = recipe_of<make_recipe<i>>};

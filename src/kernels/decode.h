@@ -11,7 +11,7 @@
 #include "kernels/copy_engine.h"
 #include "kernels/cuda_forward.h"
 #include "kernels/decode/decode_args.h"
-#include "kernels/decode/decode_tiles.h"
+#include "kernels/decode/own_tiles.h"
 #include "kernels/decode/variants.h"
 #include "kernels/decode_units.h"
 #include "kernels/limits.h"
@@ -90,6 +90,15 @@ inline bool can_have_heads(const Problem& p, int heads) {
     }
   }
   return true;
+}
+inline bool v_by_fours(const Problem& p) {
+  return !(p.needs.v_types & ~(type_bit(ATTN_I4) | type_bit(ATTN_NVFP4)));
+}
+// Bytes between heads; 0 if the kernel takes no rows of several heads of such codes.
+inline int head_pitch(const Problem& p, const attn_segment& s, bool v) {
+  const attn_dtype type = v ? s.v_type : s.k_type;
+  if (v && (type == ATTN_I4 || type == ATTN_NVFP4) && !v_by_fours(p)) return 0;
+  return int(dtype_bytes(type, v ? s.v_stride.head : s.k_stride.head));
 }
 constexpr int64_t units_of_head = 16;  // of a block, for each head it has at once
 inline int heads_at_once(const Problem& p, int64_t units_of_block) {
@@ -256,7 +265,7 @@ Kernarg<engine> constants(const Problem& p, int64_t rows, const Shape& shape) {
   a.out_type = p.out_type;
   if constexpr (tile.own_types) {
     a.v_scales_at = shape.v_scales_at;
-    a.v_by_fours = p.needs.v_types == type_bit(ATTN_NVFP4);
+    a.v_by_fours = v_by_fours(p);
   } else {
     a.kv_e5m2 = p.segment[0].k_type == ATTN_F8_E5M2;
     a.whole_heads = shape.whole_heads;
@@ -300,8 +309,8 @@ Kernarg<engine> constants(const Problem& p, int64_t rows, const Shape& shape) {
     s.box_keys = box_keys(from, shape.heads);
     s.k_type = from.k_type;
     s.v_type = from.v_type;
-    s.k_head = int(dtype_bytes(from.k_type, from.k_stride.head) / 2);
-    s.v_head = int(dtype_bytes(from.v_type, from.v_stride.head) / 2);
+    s.k_head = head_pitch(p, from, false) / 2;
+    s.v_head = head_pitch(p, from, true) / 2;
     if constexpr (tile.own_types) {
       s.k_scales = key_scales(from.k_scale_stride, type_info(from.k_type).scale_bytes);
       s.v_scales = key_scales(from.v_scale_stride, type_info(from.v_type).scale_bytes);
@@ -394,14 +403,16 @@ inline TensorMap map_of_blocks(const Problem& p, const attn_segment& s, attn_dty
 }
 // Of codes with scales in an array an element of the copy engine is a byte.
 inline TensorMap map_of_codes(const Problem& p, const attn_segment& s, attn_dtype type,
-                              int64_t head_dim, const attn_strides& stride, int heads) {
+                              int64_t head_dim, const attn_strides& stride, int heads,
+                              int head_pitch) {
   const Extents size = extents(p, s);
-  const int pitch = row_place(type, int(head_dim)).pitch;
-  TensorMap map = tensor_map(1, dtype_bytes(type, head_dim), size.rows, p.heads_kv, size.batch,
+  const OwnPlace place = own_place(type, int(head_dim), heads, head_pitch);
+  TensorMap map = tensor_map(1, place.heads * dtype_bytes(type, head_dim), size.rows,
+                             p.heads_kv / place.heads, size.batch,
                              {dtype_bytes(type, stride.batch), dtype_bytes(type, stride.seq),
-                              dtype_bytes(type, stride.head)},
-                             pitch, box_keys(s, heads), 128);
-  map.box[2] = heads;
+                              place.heads * dtype_bytes(type, stride.head)},
+                             place.pitch, box_keys(s, heads), 128);
+  map.box[2] = heads / place.heads;
   return map;
 }
 
@@ -411,11 +422,11 @@ inline std::vector<TensorMap> maps_of(const Problem& p, const DecodeTile& tile, 
   maps.reserve(2 * p.num_segments);
   for (const attn_segment& s : p.segment) {
     const Extents size = extents(p, s);
-    const auto map = [&](attn_dtype type, int64_t head_dim, const attn_strides& stride) {
+    const auto map = [&](attn_dtype type, int64_t head_dim, const attn_strides& stride, bool v) {
       if (dtype_is_ggml(type)) {
         maps.push_back(map_of_blocks(p, s, type, head_dim, stride, heads));
       } else if (dtype_has_scales(type)) {
-        maps.push_back(map_of_codes(p, s, type, head_dim, stride, heads));
+        maps.push_back(map_of_codes(p, s, type, head_dim, stride, heads, head_pitch(p, s, v)));
       } else {
         maps.push_back(
             tensor_map(tile.element_bytes, head_dim, size.rows, p.heads_kv, size.batch, stride,
@@ -424,8 +435,8 @@ inline std::vector<TensorMap> maps_of(const Problem& p, const DecodeTile& tile, 
         maps.back().box[2] = heads;
       }
     };
-    map(s.k_type, p.head_dim, s.k_stride);
-    map(s.v_type, p.head_dim_v, s.v_stride);
+    map(s.k_type, p.head_dim, s.k_stride, false);
+    map(s.v_type, p.head_dim_v, s.v_stride, true);
   }
   return maps;
 }

@@ -50,6 +50,7 @@ float __int_as_float(int bits) {
 #define ATTN_KERNELS_PTX_LDMATRIX_H
 #define ATTN_KERNELS_PTX_LOAD_SHARED_H
 #define ATTN_KERNELS_PTX_LOP3_H
+#define ATTN_KERNELS_PTX_BIT_SELECT_H
 namespace attn::ptx {
 namespace {
 using Fragment = unsigned[4];
@@ -121,6 +122,9 @@ unsigned and_or(unsigned a, unsigned b, unsigned c) {
 }
 unsigned and_xor(unsigned a, unsigned b, unsigned c) {
   return (a & b) ^ c;
+}
+unsigned bit_select(unsigned of_a, unsigned a, unsigned b) {
+  return (a & of_a) | (b & ~of_a);
 }
 unsigned load_shared(unsigned from) {
   REQUIRE(from % 4 == 0);
@@ -266,27 +270,28 @@ TEST_CASE("decode blocks: what lanes get of codes and scales", "[kernels]") {
 
 // Warp 1's keys of i8 and i4, whose chunks are swizzled as the PTX manual says for panels of so
 // many bytes: of an address in them bits 4.. are exclusive-ored with bits 7.., 1 of 32 bytes, 2 of
-// 64, 3 of 128.
+// 64, 3 of 128. Rows have `heads` heads, of which the keys are of number `head`.
 template <class Codes, attn_dtype type, int columns>
-void check_codes() {
+void check_codes(int heads = 1, int head = 0) {
   using P = typename Codes::P;
   constexpr int row_bytes = type == ATTN_I4 ? columns / 2 : columns;
-  constexpr int panel_size = unit_keys * P::pitch, first = 16;
-  shared.assign(size_t(row_bytes * unit_keys), 0);
+  const int pitch = heads * P::pitch, panel_size = unit_keys * pitch;
+  constexpr int first = 16;
+  shared.assign(size_t(heads * row_bytes * unit_keys), 0);
   std::vector<std::vector<unsigned char>> rows(16, std::vector<unsigned char>(row_bytes));
   uint32_t state = 5;
   for (int key = 0; key < 16; ++key)
     for (int byte = 0; byte < row_bytes; ++byte) {
       rows[key][byte] = (state = state * 1664525 + 1013904223) >> 24;
       if (type == ATTN_F8_E4M3FN_TOKEN && rows[key][byte] % 128 == 127) --rows[key][byte];  // NaN
-      unsigned at = unsigned((first + key) * P::pitch + byte % P::pitch);
-      at ^= (at >> 7 & (P::pitch / 16 - 1)) << 4;
+      unsigned at = unsigned((first + key) * pitch + head * P::pitch + byte % P::pitch);
+      at ^= (at >> 7 & unsigned(pitch / 16 - 1)) << 4;
       shared[size_t(byte / P::pitch * panel_size) + at] = rows[key][byte];
     }
   const auto code = [&](int key, int column) {
     return decode_element(type, rows[key].data(), column);
   };
-  const unsigned warp_rows = first * P::pitch;
+  const unsigned warp_rows = unsigned(first * pitch);
   std::vector<int> columns_seen(columns);
   for (const bool note : {true, false})
     for (unsigned lane = 0; lane < 32; ++lane) {
@@ -294,8 +299,7 @@ void check_codes() {
       ptx::next_given = 0;
       if (note) ptx::given[lane].clear();
       threadIdx.x = lane;
-      const unsigned k_lane = P::of_matrices(warp_rows, int(lane)),
-                     v_lane = Codes::v_lane(warp_rows, int(lane));
+      const unsigned k_lane = lane_of_matrices(warp_rows, int(lane), pitch, head * P::pitch);
       for (int n = 0; n < columns / 64; ++n) {
         unsigned a[2][2][4];
         Codes::load_k(a, k_lane, n);
@@ -309,6 +313,20 @@ void check_codes() {
             columns_seen[size_t(from + column)] += seen[size_t(column)];
         }
       }
+      if constexpr (type == ATTN_I4) {
+        for (int two = 0; two < columns / 64; ++two) {
+          unsigned a[2][2][4];
+          Codes::load_v_by_fours(a, k_lane, two);
+          for (int tile = 0; tile < 4 && !note; ++tile)
+            for (int j = 0; j < 4; ++j)
+              for (int i = 0; i < 2; ++i)
+                REQUIRE(half_of(a[tile / 2][tile % 2][j], i) ==
+                        code(int(lane) % 4 * 2 + i + j / 2 * 8,
+                             64 * two + tile / 2 * 32 + int(lane) / 4 * 4 + tile % 2 * 2 + j % 2));
+        }
+        if (heads > 1) continue;
+      }
+      const unsigned v_lane = type == ATTN_I4 ? I4<columns>::v_lane(warp_rows, int(lane)) : k_lane;
       for (int n = 0; n < columns / 32; ++n) {
         unsigned a[2][4];
         Codes::load_v(a, v_lane, n, int(lane) / 4);
@@ -326,6 +344,11 @@ TEST_CASE("decode blocks: what lanes get of codes of 8 and 4 bits", "[kernels]")
   check_codes<I8<64>, ATTN_I8, 64>();
   check_codes<I8<128>, ATTN_I8, 128>();
   check_codes<I8<256>, ATTN_I8, 256>();
+  check_codes<E4m3Codes<64>, ATTN_F8_E4M3FN_TOKEN, 64>(2, 1);
+  check_codes<I8<64>, ATTN_I8, 64>(2, 1);
+  for (const int head : {0, 1}) check_codes<I4<64>, ATTN_I4, 64>(2, head);
+  for (const int head : {0, 1, 3}) check_codes<I4<64>, ATTN_I4, 64>(4, head);
+  for (const int head : {0, 1}) check_codes<I4<128>, ATTN_I4, 128>(2, head);
   check_codes<I4<64>, ATTN_I4, 64>();
   check_codes<I4<128>, ATTN_I4, 128>();
   check_codes<I4<256>, ATTN_I4, 256>();

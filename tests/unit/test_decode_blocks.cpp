@@ -244,6 +244,44 @@ TEST_CASE("decode blocks: tensor maps, scales and descales of nvfp4", "[plan]") 
   CHECK(a.segment[0].k_nvfp4_descale.head == 1);
 }
 
+// If heads are adjacent a row has as many as make 128 bytes, of V's codes of 4 bits where all V
+// has.
+TEST_CASE("decode blocks: rows of several heads", "[plan]") {
+  const auto box = [](const TensorMap& map) { return std::vector<int>(map.box, map.box + 3); };
+  Input in({ATTN_NVFP4, ATTN_I4});
+  in.problem.max_sms = 1;
+  Step step;
+  const attn_decode_kernarg a = packed(in, &step);
+  CHECK(a.heads_log2 == 2);
+  CHECK(a.v_by_fours);
+  for (const TensorMap& map : step.maps) {
+    CHECK(std::vector<int64_t>(map.size, map.size + 3) == std::vector<int64_t>{128, 1000, 4});
+    CHECK(map.stride[1] == 128);
+    CHECK(box(map) == std::vector<int>{128, 16, 2});
+  }
+  CHECK(a.segment[0].k_head * 2 == 64);
+
+  Input other({ATTN_I4, ATTN_I8});
+  other.problem.max_sms = 1;
+  const attn_decode_kernarg gathered = packed(other, &step);
+  CHECK(!gathered.v_by_fours);
+  CHECK(box(step.maps[0]) == std::vector<int>{128, 16, 2});
+  CHECK(box(step.maps[1]) == std::vector<int>{64, 16, 4});
+  CHECK(gathered.segment[0].v_head == 0);
+
+  Input four({ATTN_NVFP4}, 64);
+  four.problem.max_sms = 1;
+  packed(four, &step);
+  CHECK(box(step.maps[0]) == std::vector<int>{128, 16, 1});
+
+  Input apart({ATTN_NVFP4});
+  apart.problem.max_sms = 1;
+  apart.segment[0].k_stride = {2 * 8 * 128 * 1000, 2 * 8 * 128, 2 * 128};
+  packed(apart, &step);
+  CHECK(box(step.maps[0]) == std::vector<int>{64, 16, 4});
+  CHECK(box(step.maps[1]) == std::vector<int>{128, 16, 2});
+}
+
 TEST_CASE("decode blocks: which problems the plan gives them", "[plan]") {
   CHECK(Input({ATTN_NVFP4, ATTN_BF16, ATTN_F16}).chosen() != kernel);
   CHECK(Input({ATTN_NVFP4}).chosen() == kernel);
