@@ -244,6 +244,9 @@ class Diffusers(Case):
             block_out_channels=(16, 32), layers_per_block=1, sample_size=16, in_channels=4, out_channels=4, cross_attention_dim=8,
             down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
             attention_head_dim=2, norm_num_groups=2)
+        autoencoder = lambda: diffusers.AutoencoderKL(  # one head of 512 in the middle of each half, as in Stable Diffusion's
+            block_out_channels=(16, 512), layers_per_block=1, norm_num_groups=8, latent_channels=4,
+            down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2)
         tensor = lambda *shape: torch.from_numpy(self.normal(*shape))
         yield "image transformer", flux, dict(
             hidden_states=tensor(1, 16, 4), encoder_hidden_states=tensor(1, 8, 32), pooled_projections=tensor(1, 32),
@@ -251,6 +254,7 @@ class Diffusers(Case):
         yield "video transformer", wan, dict(hidden_states=tensor(1, 4, 2, 8, 8), encoder_hidden_states=tensor(1, 7, 16),
                                              timestep=torch.tensor([5])), True
         yield "UNet", unet, dict(sample=tensor(1, 4, 16, 16), timestep=torch.tensor([3]), encoder_hidden_states=tensor(1, 5, 8)), False
+        yield "autoencoder", autoencoder, dict(sample=tensor(1, 3, 16, 16)), False
 
     def test_models(self):
         """By the registry where a model asks it, else by attn.torch.patch()."""
