@@ -479,15 +479,6 @@ __device__ __forceinline__ void append_slices(const attn_kv_append_kernarg& a, c
   }
 }
 
-// The descale of a thread's slice, if all tokens have the same one. 1: nothing is divided. 0:
-// tokens differ, or elements are rotated, which is in float64 where they are divided.
-__device__ __forceinline__ float common_descale(const attn_kv_append_kernarg& a, const Slice& s) {
-  const attn_descale& d = a.tensor[s.which].descale;
-  if (!d.at || s.n <= 0) return 1;
-  if (d.block_keys || d.batch && a.batch > 1 || s.which != 1 && a.half > 0) return 0;
-  return d.at[s.h * (long long)d.head];
-}
-
 // Appends the tokens of a block. find: the n-th token of all, by all lanes of a warp, each for its
 // own n. find_position: that of a token in its sequence, or in all pages in order, if there are
 // pages and no block_table; -1: it goes nowhere. The first elements are asked for before positions,
@@ -498,7 +489,6 @@ __device__ __forceinline__ void append_tokens(const attn_kv_append_kernarg& a, c
   const int first = blockIdx.x * a.tokens_of_block,
             tokens = min(a.tokens_of_block, a.tokens - first), abreast = blockDim.x >> a.log_unit;
   const Slice s = slice_of(a, blockIdx.y * abreast + ptx::uniform(threadIdx.x >> a.log_unit));
-  const float descale = common_descale(a, s);
   Row row;
   row.token = find(first + min(int(threadIdx.x % warp_size), tokens - 1));
   const char* const source = find_source(a, row.token, s);
@@ -509,8 +499,7 @@ __device__ __forceinline__ void append_tokens(const attn_kv_append_kernarg& a, c
     row.page = row.position / a.page_size;
     if (a.block_table) row.page = a.block_table[row.token.b * (long long)a.max_pages + row.page];
   }
-  const bool usual = a.new_type != attn_element_f32 && !is_wide(a) &&
-                     (!a.tensor[s.which].descale.at || __all_sync(all_lanes, descale == 1)),
+  const bool usual = a.new_type != attn_element_f32 && !a.tensor[s.which].descale.at && !is_wide(a),
              rotated = s.which != 1 && a.half > 0;
   const auto append = [&]<int fixed, int new_type = 0, bool rotates = false> {
     append_slices<fixed, new_type, rotates>(a, s, tokens, row, source, next);

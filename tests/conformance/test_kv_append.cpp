@@ -292,12 +292,8 @@ std::string run_append_case(const AppendCase& c, const Kernel& kernel, bool* ran
     std::vector<float> values(size_t(kind == ATTN_DESCALE_TENSOR ? 1
                                      : kind == ATTN_DESCALE_HEAD ? heads
                                                                  : heads * blocks));
-    // Some are all 1, as servers' are, and some of others.
-    const bool all_one = hash(c.seed, which) % 4 == 0, some = hash(c.seed, which) % 4 == 1;
-    for (size_t n = 0; n < values.size(); ++n) {
-      const uint64_t h = hash(c.seed, which, n);
-      values[n] = all_one || (some && h / 1000 % 2) ? 1 : 0.25f + float(h % 1000) / 500;
-    }
+    for (size_t n = 0; n < values.size(); ++n)
+      values[n] = 0.25f + float(hash(c.seed, which, n) % 1000) / 500;
     return values;
   };
   const std::vector<float> k_descales = descales(c.k_descale, 8),
