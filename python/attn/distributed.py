@@ -271,13 +271,14 @@ class _Group:
                                         use_local_synchronization=True, group_desc="attn.distributed")
         return self._side
 
-    def stream_aside(self, device):
-        """A stream of a GPU for kernels beside those of the current one, None for the CPU."""
+    def streams_aside(self, device, count):
+        """Streams of a GPU for kernels beside those of the current one, None for the CPU."""
         if device.type != "cuda":
             return None
-        if device not in self.streams:
-            self.streams[device] = torch.cuda.Stream(device)
-        return self.streams[device]
+        streams = self.streams.setdefault(device, [])
+        while len(streams) < count:
+            streams.append(torch.cuda.Stream(device))
+        return streams[:count]
 
     def agree(self, facts, number, error, once):
         """Compares facts {name: value}, whose hash is number, over the ranks. Where one has an error, or they differ, every rank raises."""
@@ -1066,6 +1067,7 @@ def _gathered_from_peers(k, v, call, room=0):
     if first:
         yield arrived.arrays()
     for (whole, copies), events, of_kinds in zip(arriving, copied, kinds[first:]):
+        peers.wait(late)
         for into, x in copies[-1]:
             into.copy_(x)
         peers.wait(events)
@@ -1075,19 +1077,20 @@ def _gathered_from_peers(k, v, call, room=0):
 
 def _all_gather_forward(call, q, k, v, slopes, dtype):
     parts, out, lse = _results(call, q, slopes, dtype)
-    # On GPUs two calls at the same time: every other piece of heads, if these are copied, else a rank's two pieces of the sequence.
-    in_turn = call.aside and call.peers and call.group.ranks > 1 and len(parts) > 1
-    aside = call.group.stream_aside(q.device) if in_turn or call.aside and len(call.places) == 2 else None
+    # On GPUs calls at the same time: those of pieces of heads that are copied, and of a rank's two pieces of the sequence.
+    copied = call.peers and call.group.ranks > 1
+    aside = call.group.streams_aside(q.device, 2 * len(parts) if copied else 2) if call.aside else None
+    if aside and copied:
+        for stream in aside:
+            stream.wait_stream(torch.cuda.current_stream(q.device))
     gathered, kept = call.gathered(k, v, call.room), []
     for number, part in enumerate(parts):
-        with torch.cuda.stream(aside) if aside and in_turn and number % 2 else contextlib.nullcontext():
+        with torch.cuda.stream(aside[2 * number]) if aside and copied and number else contextlib.nullcontext():
             kv = next(gathered)
-            if aside and number == 0:
-                aside.wait_stream(torch.cuda.current_stream(q.device))
-            part.add_keys(*kv, (0, call.total), None if in_turn else aside)
-        kept.append(kv)  # until it has been read in both streams
-    if aside:
-        torch.cuda.current_stream(q.device).wait_stream(aside)
+            part.add_keys(*kv, (0, call.total), aside[2 * number + 1 if copied else 1] if aside and len(call.places) == 2 else None)
+        kept.append(kv)  # until it has been read in all streams
+    for stream in aside or ():
+        torch.cuda.current_stream(q.device).wait_stream(stream)
     next(gathered, None)
     return parts, out, lse
 

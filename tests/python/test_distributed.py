@@ -573,6 +573,7 @@ def refusals(rank, ranks):
     refused(["cu_seqlens"], cu_seqlens=[0, 4])
     refused(["block_mask has shape"], block_mask=attn.BlockMask.from_window(6, 6, (1, 1)))
     refused(["head_pieces is 3"], head_pieces=3)
+    refused(["head_pieces is (1, 2)"], head_pieces=(1, 2))
     refused(["blocks of (64, 64)"], block_mask=attn.BlockMask.from_window(18, 18, (1, 1), block_size=64))
     q, k, v = tensors(6, heads=6, heads_kv=2, batch=1)
     try:
