@@ -418,7 +418,8 @@ def main():
     parser.add_argument("--compare", type=lambda text: text.split(","), default=COMPARE, help=", ".join(COMPARE))
     parser.add_argument("--ways", type=lambda text: [WAYS[x] for x in text.split(",")], default=[*WAYS.values()],
                         help=f"of cells, documents and the time line: {', '.join(WAYS)}")
-    parser.add_argument("--pieces", type=lambda text: [int(x) for x in text.split(",")], default=[1, 2, 4], help="of heads, for pieces and documents")
+    parser.add_argument("--pieces", type=lambda text: [tuple(map(int, x.split("+"))) if "+" in x else int(x) for x in text.split(",")], default=[1, 2, (3, 5), 4],
+                        help="of heads, for pieces and documents: 2, or 3+5 of their K/V heads")
     parser.add_argument("--timeline", metavar="OUT")
     parser.add_argument("--commit", default="")
     parser.add_argument("--json", metavar="OUT")

@@ -32,22 +32,31 @@ __device__ void store(__nv_bfloat16* p, float x) {
 }
 
 // Lane s has the weight of part s. Parts outside `present` contribute nothing and are not read. A
-// lane has several columns at once, since it waits for what it loads of a part.
+// lane has several columns and parts at once, since it waits for what it loads, which may be in
+// another GPU's memory.
 template <class Part, class Out>
 __device__ void merge_row(const attn_merge_kernarg& a, long long part_row, long long out_row,
                           unsigned present, float weight, float inverse_sum) {
-  constexpr int columns = 4;
+  constexpr int columns = 4, together = 4;  // a divisor of attn_merge_max_parts
   Out* out = static_cast<Out*>(a.out) + out_row;
   const unsigned head_dim = a.head_dim;
   for (unsigned base = threadIdx.x % 32; base - threadIdx.x % 32 < head_dim; base += 32 * columns) {
     float sum[columns] = {};
-    for (int s = 0; s < a.num_parts; ++s) {
-      const float w = __shfl_sync(0xffffffff, weight, s);
-      const Part* const part = static_cast<const Part*>(a.outs[s]) + part_row;
+    for (int s = 0; s < a.num_parts; s += together) {
+      float x[together][columns];
 #pragma unroll
-      for (int i = 0; i < columns; ++i)
-        if ((present >> s & 1) && base + 32 * i < head_dim)
-          sum[i] += w * load(part + base + 32 * i);
+      for (int j = 0; j < together; ++j)
+#pragma unroll
+        for (int i = 0; i < columns; ++i)
+          if ((present >> (s + j) & 1) && base + 32 * i < head_dim)
+            x[j][i] = load(static_cast<const Part*>(a.outs[s + j]) + part_row + base + 32 * i);
+#pragma unroll
+      for (int j = 0; j < together; ++j) {
+        const float w = __shfl_sync(0xffffffff, weight, s + j);
+#pragma unroll
+        for (int i = 0; i < columns; ++i)
+          if ((present >> (s + j) & 1) && base + 32 * i < head_dim) sum[i] += w * x[j][i];
+      }
     }
 #pragma unroll
     for (int i = 0; i < columns; ++i)

@@ -9,6 +9,7 @@ time-out, as torch.distributed does; synchronize() notices one for which GPUs wa
 import contextlib
 import functools
 import hashlib
+import itertools
 import math
 import threading
 import time
@@ -270,13 +271,14 @@ class _Group:
                                         use_local_synchronization=True, group_desc="attn.distributed")
         return self._side
 
-    def stream_aside(self, device):
-        """A stream of a GPU for kernels beside those of the current one, None for the CPU."""
+    def streams_aside(self, device, count):
+        """Streams of a GPU for kernels beside those of the current one, None for the CPU."""
         if device.type != "cuda":
             return None
-        if device not in self.streams:
-            self.streams[device] = torch.cuda.Stream(device)
-        return self.streams[device]
+        streams = self.streams.setdefault(device, [])
+        while len(streams) < count:
+            streams.append(torch.cuda.Stream(device))
+        return streams[:count]
 
     def agree(self, facts, number, error, once):
         """Compares facts {name: value}, whose hash is number, over the ranks. Where one has an error, or they differ, every rank raises."""
@@ -509,6 +511,18 @@ class _Peers:
         """The stream goes on when those of all ranks have got here."""
         self.handle.barrier(channel=channel, timeout_ms=self.limit)
 
+    def fill_beside(self, channel, filled):
+        """Fills each packed with arrays of [(packed, arrays), ...] -> events: the ranks have met, this one after that. The stream does not wait."""
+        if not filled:
+            return []
+        stream = self.streams[0]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            for packed, arrays in filled:
+                packed.fill(arrays)
+            self.meet(channel)
+        return [stream.record_event()]
+
     def meet_beside(self, channel, after):
         """An event: the ranks have met, this one after the events `after` and when the stream has got here. The stream does not wait."""
         stream = self.streams[0]
@@ -528,17 +542,24 @@ class _Peers:
         for event in events:
             torch.cuda.current_stream(self.device).wait_event(event)
 
-    def copy_beside(self, copies):
-        """Begins copies[i] = [(into, from), ...], from the i-th rank after this one, when the stream has got here -> an event of each rank's end.
+    def copy_beside(self, pieces, after):
+        """Begins pieces[n][i] = [(into, from), ...], from the i-th rank after this one, when the stream has got here and after the events `after` ->
+        of each piece the events of its end.
 
-        Copies of contiguous memory are the copy engines', so kernels keep all multiprocessors."""
-        begin, ends = torch.cuda.current_stream(self.device).record_event(), []
-        for stream, pairs in zip(self.streams, copies):
-            stream.wait_event(begin)
-            with torch.cuda.stream(stream):
-                for into, x in pairs:
-                    into.copy_(x)
-            ends.append(stream.record_event())
+        Copies of contiguous memory are the copy engines', so kernels keep all multiprocessors. In a graph they are one chain, piece by piece: of
+        several, one would be done to its last piece before the next begins."""
+        streams = self.streams[:1] * len(self.streams) if self.captures() else self.streams
+        here = torch.cuda.current_stream(self.device).record_event()
+        for stream in set(streams):
+            for event in (here, *after):
+                stream.wait_event(event)
+        ends = []
+        for copies in pieces:
+            for stream, pairs in zip(streams, copies):
+                with torch.cuda.stream(stream):
+                    for into, x in pairs:
+                        into.copy_(x)
+            ends.append([stream.record_event() for stream in set(streams)])
         return ends
 
 
@@ -711,7 +732,7 @@ class _Call:
         self.scheme, self.layout, self.left, self.right, self.scale, self.softcap = scheme, layout, left, right, scale, softcap
         self.documents = None if offsets is None else list(zip(offsets, offsets[1:]))  # [(begin, end), ...] of packed tokens, None: sequences
         self.slopes = slopes  # whether there are ALiBi slopes
-        self.head_pieces, self.peers = head_pieces, peers
+        self.head_pieces, self.peers = head_pieces, peers  # of K and V: how many heads each piece has
         self.batch, self.device = (q.shape[0] if offsets is None else 1), q.device
         self.heads, self.heads_kv, self.dim, self.dim_v = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
         n = q.shape[-3]
@@ -720,7 +741,7 @@ class _Call:
         self.room = 0  # tokens before and after the gathered ones
         self.aside = False  # whether steps are aside
         self.rows = self.total if scheme == "ulysses" else n
-        self.heads_here = self.heads // (group.ranks if scheme == "ulysses" else head_pieces)
+        self.heads_here = self.heads // (group.ranks if scheme == "ulysses" else 1)
         self.masked = block_mask is not None
         if layout == "documents" and scheme != "ulysses":
             self.places = [(0, n)]  # of this rank's own numbers
@@ -754,10 +775,10 @@ class _Call:
 
     def heads_of_parts(self):
         """(first, count) of each part's query heads."""
-        n = self.heads_here
         if self.scheme == "ulysses":
-            return [(self.group.rank * n, n)]
-        return [(i * n, n) for i in range(self.head_pieces)]
+            return [(self.group.rank * self.heads_here, self.heads_here)]
+        counts = [n * (self.heads // self.heads_kv) for n in self.head_pieces]
+        return [(sum(counts[:i]), n) for i, n in enumerate(counts)]
 
     def steps(self, k_place, heads, back=False):
         """The calls of this rank's queries over keys at k_place, for query heads (first, count). back: those of attn.backward."""
@@ -783,7 +804,7 @@ class _Call:
         whole = self.scheme != "ring"
         pairs = _pairs_of_documents(pieces[rank], None if whole else pieces[(rank - held) % ranks], held == 0, self.documents, self.left, self.right)
         back = [_Step(0, None, None, None, True, self._options(call, None, None, True)) for call in _packed_calls(pairs)]
-        aside = whole and self.head_pieces > 1
+        aside = whole and len(self.head_pieces) > 1
         if not whole or len(back) < 2:
             return [replace(x, aside=aside) for x in back], back
         if len({(x.left, x.right) for x in pairs}) > 1:
@@ -819,8 +840,8 @@ class _Call:
         return options
 
     def by_place(self, lse):
-        """lse [B, H, n] as parts have it: [head pieces, places, B, H of a piece, rows of a place]."""
-        return lse.unflatten(1, (self.head_pieces, -1)).unflatten(3, (len(self.places), -1)).permute(1, 3, 0, 2, 4).contiguous()
+        """lse [B, H, n] as parts have it: of each piece of heads [places, B, H of the piece, rows of a place]."""
+        return [x.unflatten(2, (len(self.places), -1)).permute(2, 0, 1, 3).contiguous() for x in _pieces(lse, self.head_pieces, 1)]
 
 
 _MOST_RUNS = 256  # of tokens, that are fetched to their places: each costs the host some microseconds
@@ -950,17 +971,16 @@ def _with_sinks(out, lse, sinks):
 def _results(call, q, slopes, dtype=torch.float32):
     """(parts, out, lse as parts have it) for all of q [B, n, H, D]."""
     out = q.new_empty(*q.shape[:3], call.dim_v, dtype=dtype)
-    n, pieces = call.heads_here, call.head_pieces
-    lse = q.new_empty(pieces, len(call.places), q.shape[0], n, q.shape[1] // len(call.places), dtype=torch.float32)
-    parts = [part.into(x, y) for part, x, y in zip(_parts(call, q, slopes), _pieces(out, pieces), lse.unbind(0))]
-    return parts, out, lse
+    places = len(call.places)
+    of_pieces = _pieces(out, call.head_pieces)
+    lse = [q.new_empty(places, q.shape[0], x.shape[2], q.shape[1] // places, dtype=torch.float32) for x in of_pieces]
+    return [part.into(x, y) for part, x, y in zip(_parts(call, q, slopes), of_pieces, lse)], out, lse
 
 
 def _parts(call, q, slopes):
     """A part for each piece of heads of q."""
-    of_pieces = [slopes] if slopes is None or call.head_pieces == 1 else slopes.chunk(call.head_pieces)
-    return [_Part(call, piece, of_pieces[i % len(of_pieces)], heads)
-            for i, (piece, heads) in enumerate(zip(_pieces(q, call.head_pieces), call.heads_of_parts()))]
+    of_pieces = itertools.repeat(None) if slopes is None else _pieces(slopes, call.head_pieces, 0)
+    return [_Part(call, *part) for part in zip(_pieces(q, call.head_pieces), of_pieces, call.heads_of_parts())]
 
 
 def _finished(parts, out, lse, sinks, wants_lse=True):
@@ -969,8 +989,8 @@ def _finished(parts, out, lse, sinks, wants_lse=True):
         part.finish()
     if not wants_lse and sinks is None:
         return out, None
-    pieces, places, b, h, m = lse.shape
-    return _with_sinks(out, lse.permute(2, 0, 3, 1, 4).reshape(b, pieces * h, places * m), sinks)
+    of_pieces = [x.permute(1, 2, 0, 3).flatten(2) for x in lse]
+    return _with_sinks(out, of_pieces[0] if len(of_pieces) == 1 else torch.cat(of_pieces, 1), sinks)
 
 
 def _parts_of_result(call, q, slopes, d_out, d_lse, out, lse, dq):
@@ -981,9 +1001,10 @@ def _parts_of_result(call, q, slopes, d_out, d_lse, out, lse, dq):
             for i, part in enumerate(_parts(call, q, slopes))]
 
 
-def _pieces(x, n):
-    """x [B, n, H, D] in n pieces of its heads."""
-    return (x,) if n == 1 else x.unflatten(2, (n, -1)).unbind(2)
+def _pieces(x, heads, dim=2):
+    """x in pieces of its heads, which are in dimension `dim`: of each as many parts as `heads` says."""
+    of_one = x.shape[dim] // sum(heads)
+    return (x,) if len(heads) == 1 else x.split([n * of_one for n in heads], dim)
 
 
 def _gathered(k, v, call, room=0):
@@ -1002,68 +1023,74 @@ def _gathered_from_peers(k, v, call, room=0):
     """_gathered() from the other GPUs' memory. A kernel fetches the first piece of heads, for nothing else can run yet; copy engines fetch the
     others, while kernels compute.
 
-    Ranks meet twice: all have written their keys before one reads, and, beside the computation, have read them before one writes the next
-    call's. The caller asks for one more piece than there are, for the current stream has to wait for the second."""
-    group, (b, n), pieces = call.group, k.shape[:2], call.head_pieces
-    of_pieces = [x.unflatten(2, (pieces, -1)).movedim(2, 0) for x in (k, v)]
-    kinds = [(x.dtype, tuple(x.shape[3:])) for x in of_pieces]
-    row = _places(tuple(kinds))[1]
-    peers, _, views = _peers_of(group, k.device, "attention", 1 << max(16, (pieces * b * n * row - 1).bit_length()))
-    name = pieces, b, n, row
+    Ranks meet when all have written the first piece, beside this when they have written the others, and beside the computation when they have
+    read all, before one writes the next call's. The caller asks for one more piece than there are, for the current stream has to wait for the second."""
+    group, (b, n), ranks = call.group, k.shape[:2], call.group.ranks
+    of_pieces = [*zip(_pieces(k, call.head_pieces), _pieces(v, call.head_pieces))]
+    kinds = [tuple((x.dtype, tuple(x.shape[2:])) for x in pair) for pair in of_pieces]
+    rows = [_places(x)[1] for x in kinds]
+    peers, _, views = _peers_of(group, k.device, "attention", 1 << max(16, (b * n * sum(rows) - 1).bit_length()))
+    name = b, n, *rows
     found = views.find(name)
-    if found is None:
-        found = [x[:pieces * b * n * row].view(pieces, b, n, row) for x in peers.buffers]
+    if found is None:  # of each rank its pieces
+        found = [[x.view(b, n, row) for x, row in zip(memory.split([*(b * n * row for row in rows), memory.numel() - b * n * sum(rows)]), rows)]
+                 for memory in peers.buffers]
         views.keep(name, found)
-    _Packed(k, kinds, buffer=found[group.rank]).fill(of_pieces)
-    peers.meet(0)
+    mine = [_Packed(k, *packed) for packed in zip(kinds, itertools.repeat(()), found[group.rank])]
     runs = call.order.runs
     first = 1 if len(runs) <= _MOST_RUNS else 0
+    late = peers.fill_beside(2, [*zip(mine, of_pieces)][1:]) if first else []
+    for packed, pair in [*zip(mine, of_pieces)][:1 if first else None]:
+        packed.fill(pair)
+    peers.meet(0)
     if first:
-        whole = k.new_empty((b, call.total + 2 * room, row), dtype=torch.uint8)
+        whole = k.new_empty((b, call.total + 2 * room, rows[0]), dtype=torch.uint8)
         wide = [x[0].view(torch.complex128) for x in found]  # 16 bytes at a time
         torch.cat([wide[r].narrow(1, at, tokens) for r, at, tokens in runs], 1, out=whole.narrow(1, room, call.total).view(torch.complex128))
-        arrived = _Packed(k, kinds, buffer=whole)
+        arrived = _Packed(k, kinds[0], buffer=whole)
     # To their places in the sequence. Runs of documents are many, and a copy takes the host long: but for graphs they come rank by rank, and get
     # to their places afterwards.
     in_order = call.layout != "documents" or first and peers.captures()
     arriving = []
-    for i in range(first, pieces):
-        whole = k.new_empty((b, call.total + 2 * room, row) if in_order else (group.ranks, b, n, row), dtype=torch.uint8)
+    for i in range(first, len(rows)):
+        whole = k.new_empty((b, call.total + 2 * room, rows[i]) if in_order else (ranks, b, n, rows[i]), dtype=torch.uint8)
         copies = []
-        for r in ((group.rank + step) % group.ranks for step in range(1, group.ranks + 1)):
+        for r in ((group.rank + step) % ranks for step in range(1, ranks + 1)):
             theirs, into_from, at = found[r][i], [], 0
             for start, tokens in call.order.pieces(r) if in_order else ():
                 into_from += [(whole[entry, room + start:][:tokens], theirs[entry, at:][:tokens]) for entry in range(b)]
                 at += tokens
             copies.append(into_from if in_order else [(whole[r], theirs)])
         arriving.append((whole, copies))
-    copied = [peers.copy_beside(copies[:-1]) for _, copies in arriving]
+    copied = peers.copy_beside([copies[:-1] for _, copies in arriving], late)
     all_read = peers.meet_beside(1, [event for events in copied for event in events])
     if first:
         yield arrived.arrays()
-    for (whole, copies), events in zip(arriving, copied):
+    for (whole, copies), events, of_kinds in zip(arriving, copied, kinds[first:]):
+        peers.wait(late)
         for into, x in copies[-1]:
             into.copy_(x)
         peers.wait(events)
-        yield _Packed(k, kinds, buffer=whole if in_order else call.order.whole(whole, 1, room)).arrays()
+        yield _Packed(k, of_kinds, buffer=whole if in_order else call.order.whole(whole, 1, room)).arrays()
     peers.wait([all_read])
 
 
 def _all_gather_forward(call, q, k, v, slopes, dtype):
     parts, out, lse = _results(call, q, slopes, dtype)
-    # On GPUs two calls at the same time: every other piece of heads, if these are copied, else a rank's two pieces of the sequence.
-    in_turn = call.aside and call.peers and call.group.ranks > 1 and len(parts) > 1
-    aside = call.group.stream_aside(q.device) if in_turn or call.aside and len(call.places) == 2 else None
+    # On GPUs calls at the same time: those of pieces of heads that are copied, and of a rank's two pieces of the sequence.
+    copied = call.peers and call.group.ranks > 1
+    aside = call.group.streams_aside(q.device, 2 * len(parts) if copied else 2) if call.aside else None
+    if aside and copied:
+        for stream in aside:
+            stream.wait_stream(torch.cuda.current_stream(q.device))
     gathered, kept = call.gathered(k, v, call.room), []
     for number, part in enumerate(parts):
-        with torch.cuda.stream(aside) if aside and in_turn and number % 2 else contextlib.nullcontext():
+        with torch.cuda.stream(aside[2 * number]) if aside and copied and number else contextlib.nullcontext():
             kv = next(gathered)
-            if aside and number == 0:
-                aside.wait_stream(torch.cuda.current_stream(q.device))
-            part.add_keys(*kv, (0, call.total), None if in_turn else aside)
-        kept.append(kv)  # until it has been read in both streams
-    if aside:
-        torch.cuda.current_stream(q.device).wait_stream(aside)
+            part.add_keys(*kv, (0, call.total), aside[2 * number + 1 if copied else 1] if aside and len(call.places) == 2 else None)
+        kept.append(kv)  # until it has been read in all streams
+    for stream in aside or ():
+        torch.cuda.current_stream(q.device).wait_stream(stream)
     next(gathered, None)
     return parts, out, lse
 
@@ -1252,8 +1279,10 @@ def estimate(ranks, tokens, *, heads_q, heads_kv, head_dim, head_dim_v=None, bat
         return max(gpu, machine.call + machine.piece * pieces)
 
     def gathered(pieces):  # the first piece of heads is waited for, and what no computation hides
+        sizes = pieces if isinstance(pieces, tuple) else (1,) * pieces
+        first = sizes[0] / sum(sizes)
         meanwhile = max(arrive, compute + (1 - hidden) * arrive)
-        return call(machine.latency * pieces + arrive / pieces + meanwhile * (pieces - 1) / pieces + compute / pieces, pieces)
+        return call(machine.latency * len(sizes) + arrive * first + meanwhile * (1 - first) + compute * first, len(sizes))
     found = {"all_gather": min(gathered(n) for n in ([head_pieces] if head_pieces else _head_pieces(heads_kv)))}
     # A step is a call over 1 / ranks of the keys; all but the first read, merge and write f32 rows.
     merge = 3 * batch * rows * heads_q * dim_v * 4 / machine.memory
@@ -1294,6 +1323,13 @@ def _head_pieces(heads_kv):
     return [n for n in (1, 2, 4) if heads_kv % n == 0]
 
 
+def _are_pieces(head_pieces, heads_kv):
+    """Whether it says how K/V heads are divided: in how many equal pieces, or how many heads each has."""
+    if isinstance(head_pieces, tuple):
+        return min(head_pieces, default=0) > 0 and sum(head_pieces) == heads_kv
+    return head_pieces > 0 and heads_kv % head_pieces == 0
+
+
 def _splits(heads_q, heads_kv, ranks):
     return heads_q % ranks == 0 and (heads_kv % ranks == 0 or ranks % heads_kv == 0)
 
@@ -1330,8 +1366,9 @@ def _attention_call(group, q, k, v, slopes, sinks, gradients, block_mask, offset
     if scheme == "ulysses" and not _splits(heads, heads_kv, ranks):
         raise InvalidArgument(f"scheme is ulysses with {heads} and {heads_kv} heads on {ranks} ranks; accepted: query heads that are a "
                               "multiple of the ranks, K/V heads too or a divisor of them")
-    if head_pieces is not None and (head_pieces < 1 or heads_kv % head_pieces):
-        raise InvalidArgument(f"head_pieces is {head_pieces}; accepted: divisors of {heads_kv}, the heads of k")
+    if head_pieces is not None and not _are_pieces(head_pieces, heads_kv):
+        raise InvalidArgument(f"head_pieces is {head_pieces}; accepted: divisors of {heads_kv}, the heads of k, or tuples of numbers of heads that "
+                              "add up to them")
     _check_layout(layout, offsets, n * ranks)
     if offsets is not None:
         _checked_offsets(offsets, n * ranks)
@@ -1361,6 +1398,8 @@ def _attention_call(group, q, k, v, slopes, sinks, gradients, block_mask, offset
         head_pieces = 1
     elif head_pieces is None:
         head_pieces = min(_head_pieces(heads_kv), key=lambda pieces: seconds(pieces)["all_gather"])
+    if not isinstance(head_pieces, tuple):
+        head_pieces = (heads_kv // head_pieces,) * head_pieces
     if slopes is not None and scheme != "ulysses":
         if gradients:
             raise Unsupported(f"alibi_slopes with gradients in scheme {scheme}; accepted: scheme ulysses, or torch.no_grad()")
@@ -1431,7 +1470,8 @@ def attention(q, k, v, *, group=None, scheme="auto", layout="zigzag", causal=Fal
     cu_seqlens         a list of integers from 0 up to at most ranks * n: documents, one after the other in the whole sequence. q, k, v are
                        then packed, [n, H, D], out [n, Hq, Dv], lse [Hq, n]; tokens after the last document have out 0 and lse -inf
     out_dtype          a torch.dtype, None: q's. Partial results are f32 in any case
-    head_pieces        all_gather: in how many pieces of heads, a divisor of Hkv; None: 1, 2 or 4, the fastest by estimate()
+    head_pieces        all_gather: in how many equal pieces of heads, a divisor of Hkv, or a tuple of how many of Hkv each piece has;
+                       None: 1, 2 or 4, the fastest by estimate()
     peers              True: GPUs of one host copy K and V from each other's memory, without NCCL, which leaves all multiprocessors to the
                        computation. all_gather, and other ranks' part of its gradients, which goes over the group. The memory, that of
                        k and v rounded up to a power of two, is kept with the group. A call of larger sizes than those before makes
@@ -1533,21 +1573,25 @@ def _parts_of_peers(q, k, v, group, heads, options):
     b, n, mine, _ = q.shape
     split = heads == "split"
     total = mine * group.ranks if split else mine
+    by_rank = split and b > 1  # of lse: as merge() takes it
+    of_lse = (group.ranks, b, mine, n) if by_rank else (b, total, n)
     peers, queries, results = _of_peers(group, q.device, ((q.dtype, tuple(q.shape)),),
-                                        ((torch.float32, (b, n, total, v.shape[-1])), (torch.float32, (b, total, n))))
+                                        ((torch.float32, (b, n, total, v.shape[-1])), (torch.float32, of_lse)))
     if split:
         queries[group.rank][0].copy_(q)
     peers.meet(0)
     if split:
         q = torch.cat([x for x, in queries], 2)
     out, lse = results[group.rank]
-    _forward(q, k, v, out=out, lse=lse, **options)
+    found = lse.new_empty(b, total, n) if by_rank else lse
+    _forward(q, k, v, out=out, lse=found, **options)
+    if by_rank:
+        lse.copy_(found.unflatten(1, (group.ranks, -1)).movedim(1, 0))
     peers.meet(1)
     outs, lses = zip(*results)
     if split:
         first, end = group.rank * mine, (group.rank + 1) * mine
-        outs = [x[:, :, first:end] for x in outs]
-        lses = [x[:, first:end] for x in lses] if b == 1 else torch.stack([x[:, first:end] for x in lses]).unbind(0)
+        outs, lses = [x[:, :, first:end] for x in outs], [x[group.rank] if by_rank else x[:, first:end] for x in lses]
     return outs, lses
 
 

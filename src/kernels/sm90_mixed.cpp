@@ -75,6 +75,13 @@ constexpr Mixed kernels[] = {
 constexpr size_t first_converting = 8;
 static_assert(!kernels[first_converting - 1].converts() && kernels[first_converting].converts());
 
+// Head dimensions up to this are for the kernels before, also where those leave a problem to
+// fwd_sm90_* of its head dimension.
+constexpr int narrower(size_t i) {
+  const auto paged = [](size_t n) { return sm90::variants[kernels[n].paged]; };
+  return i > 0 && paged(i - 1).type == paged(i).type ? paged(i - 1).tile.head_dim : 0;
+}
+
 // As far as the host knows lengths: sequences have all keys of their capacity and one query, and
 // the other queries are those of as few chunks as possible. Sequences of up to `few` queries are
 // tokens.
@@ -161,6 +168,8 @@ Status make_recipe(const Problem& p, const DeviceInfo& device, Recipe* recipe) {
   if constexpr (kernel.converts()) ATTN_TRY(dequantised::check(p, device));
   ATTN_TRY(decode::check(p, decode::rows_of<true>(p, few.tile), device, few.tile, true));
   recipe->passed_over = prefer_other_to_mixed(p, sm90::variants[kernel.paged], kernel.converts());
+  if (std::max(p.head_dim, p.head_dim_v) <= narrower(i))
+    recipe->passed_over = join("for head_dim ", p.head_dim);
   if (p.softcap > 0 || p.has(ATTN_ALIBI | ATTN_SPLIT_INVARIANT) || p.scale <= 0)
     return add_launches<kernel.score_paged, kernel.decode>(p, device, recipe);
   return add_launches<kernel.paged, kernel.decode>(p, device, recipe);

@@ -2,7 +2,8 @@
 
     PYTHONPATH=build/release/python python3 tests/device/distributed.py 4 [PART ...] [--repeats 1000] [--json OUT]
 
-Each part runs in processes of its own, one a GPU; they are ended after 120 s. Needs PyTorch. Exit code: 1 if a part failed.
+Parts run one after the other in the same processes, one a GPU, then those in which a rank ends or does not call, at the same time, each in processes of
+its own. All are ended after 120 s a part. Needs PyTorch. Exit code: 1 if a part failed.
 
 masks        out and lse of every scheme, layout and mask, bf16 with a float32 result, and the same calls on one GPU; also for weights that
              bf16 holds exactly: then within 1e-5
@@ -36,6 +37,7 @@ for variable, off in ("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICA
 LIMIT, TIME_OUT = 120, 15  # seconds of a part, and of its group
 PARTS = ("masks", "gradients", "decode", "graphs", "repeats", "disagree", "dies", "absent", "watchdog")
 ENDS = {"dies", "watchdog"}  # parts in which rank 1 ends
+ALONE = {*ENDS, "absent"}  # parts with processes of their own
 SCHEMES, LAYOUTS = ("all_gather", "ring", "ulysses"), ("zigzag", "contiguous", "documents")
 FORWARD = [*((s, False) for s in SCHEMES), ("all_gather", True)]  # (scheme, peers)
 TOKENS, HEADS, HEADS_KV, DIM = 256, 8, 2, 128  # of a rank
@@ -466,35 +468,47 @@ def watchdog(rank, ranks, device, notes, arguments):
 # ---- processes -----------------------------------------------------------------------------------
 
 def run_rank(rank, ranks, folder, arguments):
+    """The parts, one after the other; after one that could not go on, no other."""
     import torch
     import torch.distributed as dist
     import attn.distributed as ad
-    notes, part = Notes(), arguments.part
-    try:
-        device = torch.device("cuda", rank)
-        torch.cuda.set_device(device)
-        torch.set_default_device(device)
-        dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, device_id=device,
-                                timeout=datetime.timedelta(seconds=TIME_OUT if part in ("dies", "absent", "watchdog") else 60))
-        ad._TILE = 16  # so that short documents have two pieces on a rank
-        globals()[part](rank, ranks, device, notes, arguments)
-    except BaseException:
-        notes.failures.append(traceback.format_exc()[-1500:])
-    if part not in ("dies", "absent", "watchdog") and not notes.failures:
+    parts = arguments.together.split(",")
+    alone = parts[0] in ALONE
+    failed = False
+    for part in parts:
+        notes, begin = Notes(), time.monotonic()
+        try:
+            if not dist.is_initialized():
+                device = torch.device("cuda", rank)
+                torch.cuda.set_device(device)
+                torch.set_default_device(device)
+                dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, device_id=device,
+                                        timeout=datetime.timedelta(seconds=TIME_OUT if alone else 60))
+                ad._TILE = 16  # so that short documents have two pieces on a rank
+                most = ad._MOST_GATHERED
+            ad._MOST_GATHERED = most
+            globals()[part](rank, ranks, device, notes, arguments)
+        except BaseException:
+            notes.failures.append(traceback.format_exc()[-1500:])
+            failed = True
+        found = {"facts": notes.facts, "failures": notes.failures, "seconds": round(time.monotonic() - begin, 1)}
+        pathlib.Path(folder, f"{part}{rank}.json").write_text(json.dumps(found))
+        if failed:
+            break
+    if not alone and not failed:
         dist.destroy_process_group()
-    pathlib.Path(folder, f"rank{rank}.json").write_text(json.dumps({"facts": notes.facts, "failures": notes.failures}))
     sys.stderr.flush()
-    os._exit(1 if notes.failures else 0)
+    os._exit(1 if failed else 0)
 
 
-def ranks_of(part, arguments):
-    """Runs a part on its ranks -> {facts, failures, codes, seconds}."""
+def ranks_of(arguments):
+    """Runs parts on their ranks -> of each {facts, failures, codes, seconds}."""
     import torch
     import attn.distributed  # noqa: F401: before the fork
-    ranks = arguments.ranks
+    ranks, parts = arguments.ranks, arguments.together.split(",")
     torch.set_num_threads(4)
     with tempfile.TemporaryDirectory() as folder:
-        begin, limit, children, codes = time.monotonic(), arguments.limit, {}, [None] * ranks
+        begin, limit, children, codes = time.monotonic(), arguments.limit * len(parts), {}, [None] * ranks
         for rank in range(ranks):
             child = os.fork()
             if child == 0:
@@ -512,19 +526,28 @@ def ranks_of(part, arguments):
                 limit = math.inf
             else:
                 time.sleep(0.01)
-        found = {"part": part, "ranks": ranks, "codes": codes, "seconds": ended, "facts": {}, "failures": []}
-        for rank in range(ranks):
-            path = pathlib.Path(folder, f"rank{rank}.json")
-            if path.exists():
-                note = json.loads(path.read_text())
+        expected = [3 if parts[0] in ENDS and r == 1 else 0 for r in range(ranks)]
+        report = []
+        for part in parts:
+            found = {"part": part, "ranks": ranks, "facts": {}, "failures": []}
+            notes = {}
+            for rank in range(ranks):
+                path = pathlib.Path(folder, f"{part}{rank}.json")
+                if path.exists():
+                    notes[rank] = json.loads(path.read_text())
+            for rank, note in notes.items():
                 found["failures"] += [f"rank {rank}: {x}" for x in note["failures"]]
                 for name, value in note["facts"].items():
                     old = found["facts"].get(name, value)
                     found["facts"][name] = max(old, value) if isinstance(value, float) and isinstance(old, float) else old
-    expected = [3 if part in ENDS and r == 1 else 0 for r in range(ranks)]
-    if part != "watchdog" and codes != expected:
-        found["failures"].append(f"exit codes {codes}")
-    return found
+            if part in ALONE:
+                found |= {"scheme": arguments.scheme, "codes": codes, "seconds": ended}
+            else:
+                found["seconds"] = max((note["seconds"] for note in notes.values()), default=None)
+            if part != "watchdog" and (codes != expected and part == parts[-1] or len(notes) < expected.count(0)):
+                found["failures"].append(f"{len(notes)} ranks have a result, exit codes {codes}")
+            report.append(found)
+    return report
 
 
 def main():
@@ -532,24 +555,26 @@ def main():
     parser.add_argument("ranks", type=int)
     parser.add_argument("parts", nargs="*", default=[*PARTS[:-1]])
     parser.add_argument("--repeats", type=int, default=1000)
-    parser.add_argument("--scheme", choices=[*SCHEMES, "graph", "peers"], default="ring", help="of dies and watchdog")
-    parser.add_argument("--limit", type=float, default=LIMIT)
+    parser.add_argument("--scheme", choices=[*SCHEMES, "graph", "peers"], default="ring", help="of watchdog")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds of a part")
     parser.add_argument("--json", metavar="OUT")
-    parser.add_argument("--part", help=argparse.SUPPRESS)
+    parser.add_argument("--together", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.part:
-        print(json.dumps(ranks_of(arguments.part, arguments)))
+    if arguments.together:
+        print(json.dumps(ranks_of(arguments)))
         return
+    together = [",".join(x for x in arguments.parts if x not in ALONE)]
     report = []
-    for part in arguments.parts:
-        for scheme in [*SCHEMES, "graph", "peers"] if part == "dies" else [arguments.scheme]:
-            done = subprocess.run([sys.executable, __file__, str(arguments.ranks), "--part", part, "--scheme", scheme, "--repeats",
-                                   str(arguments.repeats), "--limit", str(arguments.limit)], capture_output=True, text=True)
-            sys.stderr.write(done.stderr)
-            lines = done.stdout.strip().splitlines()
-            found = json.loads(lines[-1]) if lines else {"part": part, "failures": ["no result"]}
-            report.append({**found, "scheme": scheme} if part in ENDS else found)
-            print("FAILED" if found["failures"] else "passed", json.dumps(report[-1])[:1500], flush=True)
+    for sets in [[(x, arguments.scheme) for x in together if x],
+                 [(x, s) for x in arguments.parts if x in ALONE for s in ([*SCHEMES, "graph", "peers"] if x == "dies" else [arguments.scheme])]]:
+        # Those of a list at the same time: ranks that wait for one that is gone leave their GPU to others.
+        begun = [subprocess.Popen([sys.executable, __file__, str(arguments.ranks), "--together", parts, "--scheme", scheme, "--repeats",
+                                   str(arguments.repeats), "--limit", str(arguments.limit)], stdout=subprocess.PIPE, text=True) for parts, scheme in sets]
+        for process, (parts, _) in zip(begun, sets):
+            lines = process.communicate()[0].strip().splitlines()
+            for found in json.loads(lines[-1]) if lines else [{"part": parts, "failures": ["no result"]}]:
+                report.append(found)
+                print("FAILED" if found["failures"] else "passed", json.dumps(found)[:1500], flush=True)
     if arguments.json:
         pathlib.Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
     sys.exit(any(x["failures"] for x in report))

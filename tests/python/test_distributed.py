@@ -232,7 +232,7 @@ def schemes(rank, ranks):
         for scheme, layout in variants(ranks, number, packed):
             local = [mine(x[0] if packed else x, layout, 0 if packed else 1, cu) for x in (q, k, v)]
             counts = {x["name"]: attn._attn.launch_count(x["name"]) for x in attn.info()["kernels"] if x["backend"] == "cpu"}
-            pieces = 4 if (scheme, layout) == ("all_gather", "zigzag") else None
+            pieces = (4, (1, 3), (2, 1, 1))[number % 3] if (scheme, layout) == ("all_gather", "zigzag") else None
             out, lse = ad.attention(*local, scheme=scheme, layout=layout, return_lse=True, head_pieces=pieces, **options)
             assert any(attn._attn.launch_count(n) > c for n, c in counts.items())
             if packed:
@@ -315,7 +315,7 @@ def gradients(rank, ranks):
             if sinks is not None:
                 options = {**options, "sinks": sinks.clone().requires_grad_()}
             leaves = [*local, *([options["sinks"]] if sinks is not None else [])]
-            pieces = 4 if (scheme, layout) == ("all_gather", "zigzag") else None
+            pieces = (4, (1, 3), (2, 1, 1))[number % 3] if (scheme, layout) == ("all_gather", "zigzag") else None
             try:
                 out, lse = ad.attention(*local, scheme=scheme, layout=layout, return_lse=True, head_pieces=pieces, **options)
             except attn.Unsupported as error:  # on every rank
@@ -397,7 +397,7 @@ def by_peers(rank, ranks):
             if "alibi" in name:
                 continue
             q, k, v = (x[0] if packed else x for x in tensors(total, batch=1 if packed else batch))
-            for layout, pieces in itertools.product(("zigzag", "contiguous", "documents")[:3 if packed else 2], (1, 2)):
+            for layout, pieces in itertools.product(("zigzag", "contiguous", "documents")[:3 if packed else 2], (1, 2, (1, 3))):
                 found = []
                 for peers in False, True:
                     leaves = [mine(x, layout, 0 if packed else 1, options.get("cu_seqlens")).requires_grad_() for x in (q, k, v)]
@@ -491,10 +491,17 @@ class SharedFiles:
     def meet(self, channel):
         self.barrier()
 
-    def copy_beside(self, copies):
-        for into, x in itertools.chain(*copies):
-            into.copy_(x)
+    def fill_beside(self, channel, filled):
+        for packed, arrays in filled:
+            packed.fill(arrays)
+        self.barrier()
         return []
+
+    def copy_beside(self, pieces, after):
+        for copies in pieces:
+            for into, x in itertools.chain(*copies):
+                into.copy_(x)
+        return [[] for _ in pieces]
 
     def meet_beside(self, channel, after):
         self.barrier()
@@ -566,6 +573,7 @@ def refusals(rank, ranks):
     refused(["cu_seqlens"], cu_seqlens=[0, 4])
     refused(["block_mask has shape"], block_mask=attn.BlockMask.from_window(6, 6, (1, 1)))
     refused(["head_pieces is 3"], head_pieces=3)
+    refused(["head_pieces is (1, 2)"], head_pieces=(1, 2))
     refused(["blocks of (64, 64)"], block_mask=attn.BlockMask.from_window(18, 18, (1, 1), block_size=64))
     q, k, v = tensors(6, heads=6, heads_kv=2, batch=1)
     try:

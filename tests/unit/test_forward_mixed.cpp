@@ -127,6 +127,13 @@ TEST_CASE("sm90 mixed: which problems the plan gives it", "[plan]") {
   whole.problem.total_q = 4 * 2048;
   CHECK(whole.passed_over(kernel) == "for 8192 queries of 4 sequences with up to 2048 each");
   CHECK(whole.chosen() == "fwd_sm90_bf16_d128_paged");
+  // The tile of heads of 512 has fewer queries, so by itself it would take this one.
+  Input narrow;
+  narrow.problem.batch = 18;
+  narrow.problem.total_q = 18 * 910;
+  CHECK(narrow.passed_over(kernel) != "");
+  CHECK(narrow.passed_over("fwd_sm90_bf16_d512_mixed") == "for head_dim 128");
+  CHECK(narrow.chosen() == "fwd_sm90_bf16_d128_paged");
   // Items of 128 queries: 128 * ceil(seqlen_q / 128) of capacities, at most 2175 / 128 + 128 = 144
   // that there are.
   Input edge;
