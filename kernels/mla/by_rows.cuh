@@ -71,34 +71,19 @@ struct ByRowsShared {
 // By each of the warps that load, for its part of a unit's keys. A lane finds one, and asks for the
 // rows that begin there and, if they have no gaps in shared memory, lie one behind the other.
 template <int rows, Rows by>
-struct ByRowsFeed {
+struct ByRowsFeed : Walk {
   using Shared = ByRowsShared<rows, by>;
   static constexpr int row_bytes = Shared::cache.bytes, pitch = Shared::cache.pitch;
   static constexpr int element_bytes = has_codes(by) ? 1 : 2;  // of strides
   static constexpr int keys = unit_keys / Shared::loaders;
   using Valid = std::conditional_t<keys == 32, unsigned, unsigned short>;
-  const attn_decode_kernarg& a;
   Shared& shared;
   const unsigned base;
   const int loader;  // of those
-  int b, tile, unit, length, row0, h;
-  int entry;
 
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
   __device__ __forceinline__ int own_key() const { return keys * loader + lane() % keys; }
 
-  __device__ __forceinline__ void begin_sequence() {
-    const Span keys = segment_span(a.segment[0].lengths, b);
-    length = keys.length, row0 = int(keys.begin);
-    h = tile / a.row_tiles;
-  }
-  __device__ __forceinline__ void look_up() {
-    const attn_decode_segment& s = a.segment[0];
-    entry = s.lengths.cu_seqlens ? 0 : b;
-    if (!s.block_table) return;
-    const int page = decode::page_of(s, unit * unit_keys + own_key());
-    entry = page < s.max_pages ? s.block_table[b * (long long)s.max_pages + page] : -1;
-  }
   // Of codes, of a key, which is row `row` of its page or sequence.
   __device__ __forceinline__ float factor_of(int key, int row) const {
     const attn_decode_segment& s = a.segment[0];
@@ -110,29 +95,18 @@ struct ByRowsFeed {
   }
 
   __device__ __forceinline__ void run() {
-    const attn_decode_segment& s = a.segment[0];
     const Found& found = shared.found;
     const unsigned all = found.end - found.begin;
-    b = found.b, tile = found.tile, unit = found.unit;
     unsigned part = 0;
-    begin_sequence();
-    look_up();
+    begin(found, own_key());
 #pragma unroll 1
     for (unsigned number = 0; number < all; ++number) {
       const unsigned slot = number % Shared::stages, left = all - number;
       const int units = units_of(length), first = unit * unit_keys, key = first + own_key();
       const bool begins = number == 0 || unit == 0, ends = unit + 1 == units || left == 1;
-      // All rows see what is before the last keys.
-      const int end =
-          first + unit_keys + a.seqlen_q > length ? part_of(a, b, tile, length, 0, 0).end : length;
-      const int row = s.block_table ? decode::slot_of(s, key) : row0 + key;
-      const bool there =
-          lane() < keys && key < end && (!s.block_table || unsigned(entry) < unsigned(s.num_pages));
-      const unsigned long long from =
-          there ? reinterpret_cast<unsigned long long>(s.v) +
-                      element_bytes *
-                          (entry * s.v_stride[0] + row * s.v_stride[1] + h * s.v_stride[2])
-                : 0;
+      const int row = row_of(key);
+      const bool there = lane() < keys && key < end() && page_is_there();
+      const unsigned long long from = there ? address_of<element_bytes>(row) : 0;
       float factor = 0;
       if (by == Rows::e4m3 && there) factor = factor_of(key, row);
       const unsigned valid = __ballot_sync(0xffffffff, there);
@@ -164,12 +138,7 @@ struct ByRowsFeed {
       __syncwarp();
       part += ends;
       if (left == 1) return;
-      if (++unit == units) {
-        unit = 0;
-        if (++b == a.batch) b = 0, ++tile;
-        begin_sequence();
-      }
-      look_up();
+      next(own_key());
     }
   }
 };
@@ -700,23 +669,11 @@ __device__ __forceinline__ void by_rows(const attn_decode_kernarg& a) {
   ptx::mbarrier_init_fence();
   ptx::grid_let_next_start();
   ptx::grid_wait();
-  if (warp == 0) {
-    const Found found = find_share(a, blockIdx.x % a.columns, blockIdx.x / a.columns);
-    if (threadIdx.x == 0) {
-      shared.found = found;
-      if (found.begin < found.end) {
-        const int length = segment_span(a.segment[0].lengths, found.b).length;
-        shared.part[0] =
-            part_of(a, found.b, found.tile, length, found.begin - found.unit, units_of(length));
-      }
-    }
-  }
-  __syncthreads();
-  if (shared.found.begin == shared.found.end) return;
+  if (!find_units(a, shared, warp)) return;
   constexpr bool two = Shared::warpgroups > 1;
   if (warp >= 4 * Shared::warpgroups) {
     if constexpr (two) ptx::registers_shrink<by_rows_load_registers>();
-    ByRowsFeed<rows, by>{a, shared, base, warp - 4 * Shared::warpgroups}.run();
+    ByRowsFeed<rows, by>{{a}, shared, base, warp - 4 * Shared::warpgroups}.run();
   } else {
     if constexpr (two) ptx::registers_grow<by_rows_compute_registers>();
     ByRows<type, rows, by>{a, shared, base}.run();

@@ -84,19 +84,88 @@ __device__ __forceinline__ PartRecord part_of(const attn_decode_kernarg& a, int 
           unsigned(units)};
 }
 
-// Walks over the block's units and loads one half of each. By all lanes of a warp, or (not by
-// boxes) of the warpgroup's four, each of which loads 16 keys of a unit.
+// Where the block's units are. False: it has none. By all threads; shared has found, and part.
+template <class Shared>
+__device__ __forceinline__ bool find_units(const attn_decode_kernarg& a, Shared& shared, int warp) {
+  if (warp == 0) {
+    const Found found = find_share(a, blockIdx.x % a.columns, blockIdx.x / a.columns);
+    if (threadIdx.x == 0) {
+      shared.found = found;
+      if (found.begin < found.end) {
+        const int length = segment_span(a.segment[0].lengths, found.b).length;
+        shared.part[0] =
+            part_of(a, found.b, found.tile, length, found.begin - found.unit, units_of(length));
+      }
+    }
+  }
+  __syncthreads();
+  return shared.found.begin < shared.found.end;
+}
+
+// Of one who walks over the block's units: the next one.
+struct Walk {
+  const attn_decode_kernarg& a;
+  int b, tile;
+  int unit, length, row0, h;
+  int entry;  // of the block table, of one of its keys
+
+  __device__ __forceinline__ void begin(const Found& found, int own_key) {
+    b = found.b, tile = found.tile, unit = found.unit;
+    begin_sequence();
+    look_up(own_key);
+  }
+  __device__ __forceinline__ void next(int own_key) {
+    if (++unit == units_of(length)) {
+      unit = 0;
+      if (++b == a.batch) b = 0, ++tile;
+      begin_sequence();
+    }
+    look_up(own_key);
+  }
+  __device__ __forceinline__ void begin_sequence() {
+    const Span keys = segment_span(a.segment[0].lengths, b);
+    length = keys.length, row0 = int(keys.begin);
+    h = tile / a.row_tiles;
+  }
+  __device__ __forceinline__ void look_up(int own_key) {
+    const attn_decode_segment& s = a.segment[0];
+    entry = s.lengths.cu_seqlens ? 0 : b;
+    if (!s.block_table) return;
+    const int page = decode::page_of(s, unit * unit_keys + own_key);
+    entry = page < s.max_pages ? s.block_table[b * (long long)s.max_pages + page] : -1;
+  }
+  __device__ __forceinline__ bool page_is_there() const {
+    const attn_decode_segment& s = a.segment[0];
+    return !s.block_table || unsigned(entry) < unsigned(s.num_pages);
+  }
+  // Of a key in its page or sequence.
+  __device__ __forceinline__ int row_of(int key) const {
+    const attn_decode_segment& s = a.segment[0];
+    return s.block_table ? decode::slot_of(s, key) : row0 + key;
+  }
+  // Of the unit, the end of the keys that some row sees. All rows see what is before the last keys.
+  __device__ __forceinline__ int end() const {
+    return (unit + 1) * unit_keys + a.seqlen_q > length ? part_of(a, b, tile, length, 0, 0).end
+                                                        : length;
+  }
+  template <int element_bytes>
+  __device__ __forceinline__ unsigned long long address_of(int row) const {
+    const attn_decode_segment& s = a.segment[0];
+    return reinterpret_cast<unsigned long long>(s.v) +
+           element_bytes * (entry * s.v_stride[0] + row * s.v_stride[1] + h * s.v_stride[2]);
+  }
+};
+
+// Loads one half of each unit. By all lanes of a warp, or (not by boxes) of the warpgroup's four,
+// each of which loads 16 keys of a unit.
 template <Rows rows>
-struct Feed {
+struct Feed : Walk {
   using Shared = ManyShared;
   static constexpr bool boxes = rows == Rows::boxes;
-  const attn_decode_kernarg& a;
   const decode::Maps* const maps;  // of boxes
   Shared& shared;
   const unsigned base;
   const int which;
-  int b, tile;  // of the unit to be loaded
-  int unit, length, row0, entry, h;
   unsigned part = 0;
   unsigned long long key_row = 0;  // not by boxes: address of own_key(); 0: there is none
 
@@ -108,50 +177,29 @@ struct Feed {
 
   // Units of the block.
   __device__ __forceinline__ unsigned all() const { return shared.found.end - shared.found.begin; }
-  __device__ __forceinline__ void begin() {
-    const Found& found = shared.found;
-    b = found.b, tile = found.tile, unit = found.unit;
-    begin_sequence();
-    look_up();
-  }
-  __device__ __forceinline__ void begin_sequence() {
-    const Span keys = segment_span(a.segment[0].lengths, b);
-    length = keys.length, row0 = int(keys.begin);
-    h = tile / a.row_tiles;
-  }
-  __device__ __forceinline__ void look_up() {
-    const attn_decode_segment& s = a.segment[0];
-    entry = s.lengths.cu_seqlens ? 0 : b;
-    if (!s.block_table) return;
-    const int page = decode::page_of(s, unit * unit_keys + own_key());
-    entry = page < s.max_pages ? s.block_table[b * (long long)s.max_pages + page] : -1;
-    if (unsigned(entry) >= unsigned(s.num_pages)) entry = s.num_pages;  // zeros come from there
-  }
+  __device__ __forceinline__ void begin() { Walk::begin(shared.found, own_key()); }
   // Row by row: the lane's, in its unit.
   static __device__ __forceinline__ int own_key() { return boxes ? 0 : 16 * warp() + lane() % 16; }
-  __device__ __forceinline__ int row_of_unit() const {
-    const attn_decode_segment& s = a.segment[0];
-    const int key = unit * unit_keys + own_key();
-    return s.block_table ? decode::slot_of(s, key) : row0 + key;
-  }
   // The half of the next unit, which has this number in the block, if there is one.
   __device__ __forceinline__ void load_half(unsigned number, const Place& half) {
     if (number >= all()) return;
     wait(shared.empty_half[which][half.slot], half.parity);
-    const int row = row_of_unit();
+    const int row = row_of(unit * unit_keys + own_key());
     describe(number, row);
     const unsigned full = address(&shared.full_half[which][half.slot]),
                    to = Shared::half_place(base, which, half.slot);
     if constexpr (boxes) {
       __syncwarp();
       ptx::mbarrier_arrive_expect_if(full, half_bytes, leads());
+      // Zeros come from behind the last page.
+      const int box = page_is_there() ? entry : a.segment[0].num_pages;
 #pragma unroll
       for (int i = 0; i < half_panels; ++i)
         ptx::tma_load_if(to + i * panel_bytes, &maps[0][0].v, full, 64 * (half_panels * which + i),
-                         row, h, entry, leads());
+                         row, h, box, leads());
       // The rope columns have little time once there is a place for them. Not the latent ones: the
       // copy engine takes as long to ask for what goes to L2 as for a load.
-      if (which == 1 && leads()) ptx::tma_prefetch(&maps[0][0].k, 0, row, h, entry);
+      if (which == 1 && leads()) ptx::tma_prefetch(&maps[0][0].k, 0, row, h, box);
     } else {
       find_key_row(number, row);
       copy_half(to, full);
@@ -164,41 +212,27 @@ struct Feed {
     const unsigned left = all() - number;
     const int units = units_of(length);
     const bool begins = number == 0 || unit == 0, ends = unit + 1 == units || left == 1,
-               none = boxes && a.segment[0].block_table && entry == a.segment[0].num_pages;
+               none = boxes && !page_is_there();
     shared.unit[number % records] = {unit * unit_keys,
                                      part << 8 | (begins ? begins_part : 0u) |
                                          (ends ? ends_part : 0u) | (left == 1 ? ends_block : 0u) |
                                          (none ? has_no_keys : 0u),
-                                     row, entry};
+                                     row, page_is_there() ? entry : a.segment[0].num_pages};
     if (begins && number > 0)
       shared.part[part % records] =
           part_of(a, b, tile, length, shared.found.end - left - unit, units);
   }
   __device__ __forceinline__ void go_on(unsigned number) {
-    const int units = units_of(length);
-    part += unit + 1 == units || number + 1 == all();
+    part += unit + 1 == units_of(length) || number + 1 == all();
     if (number + 1 == all()) return;
-    if (++unit == units) {
-      unit = 0;
-      if (++b == a.batch) b = 0, ++tile;
-      begin_sequence();
-    }
-    look_up();
+    next(own_key());
     __syncwarp();
   }
   // row: of the lane's key in its page.
   __device__ __forceinline__ void find_key_row(unsigned number, int row) {
-    const attn_decode_segment& s = a.segment[0];
-    const int first = unit * unit_keys;
-    // Values of keys that no row sees may be anything, and 0 * NaN is NaN. All rows see what is
-    // before the last keys.
-    const int end =
-        first + unit_keys + a.seqlen_q > length ? part_of(a, b, tile, length, 0, 0).end : length;
-    const bool there =
-        first + own_key() < end && !(s.block_table && unsigned(entry) >= unsigned(s.num_pages));
-    key_row = there ? reinterpret_cast<unsigned long long>(s.v) +
-                          2 * (entry * s.v_stride[0] + row * s.v_stride[1] + h * s.v_stride[2])
-                    : 0;
+    // Values of keys that no row sees may be anything, and 0 * NaN is NaN.
+    const bool there = unit * unit_keys + own_key() < end() && page_is_there();
+    key_row = there ? address_of<2>(row) : 0;
     if (which == 0) return;
     const unsigned valid = __ballot_sync(0xffffffff, there);
     if (lane() == 0)

@@ -237,7 +237,7 @@ struct Sums {
 
   __device__ __forceinline__ void run(const decode::Maps* maps) {
     float o[128];
-    Feed<rows> feed{a, maps, shared, base, which};
+    Feed<rows> feed{{a}, maps, shared, base, which};
     const bool loads = !boxes || __shfl_sync(0xffffffff, threadIdx.x / 32, 0) % 4 == 0;
     if (loads) {
       feed.begin();
@@ -367,19 +367,7 @@ __device__ __forceinline__ void many(const attn_decode_kernarg& a, const decode:
   ptx::mbarrier_init_fence();
   ptx::grid_let_next_start();
   ptx::grid_wait();
-  if (warp == 0) {
-    const Found found = find_share(a, blockIdx.x % a.columns, blockIdx.x / a.columns);
-    if (threadIdx.x == 0) {
-      shared.found = found;
-      if (found.begin < found.end) {
-        const int length = segment_span(a.segment[0].lengths, found.b).length;
-        shared.part[0] =
-            part_of(a, found.b, found.tile, length, found.begin - found.unit, units_of(length));
-      }
-    }
-  }
-  __syncthreads();
-  if (shared.found.begin == shared.found.end) return;
+  if (!find_units(a, shared, warp)) return;
   if (warp < 4) {
     ptx::registers_grow<184>();
     Scores<type, rows>{a, shared, base}.run();

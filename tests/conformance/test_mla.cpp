@@ -565,6 +565,48 @@ TEST_CASE("mla: lists_cuda and reference on a list of 5000 keys") {
   }
 }
 
+TEST_CASE("mla: lists_cuda on a list in any order") {
+  Backend& cuda = backend_of(ATTN_BACKEND_CUDA);
+  if (!cuda.context) ATTN_SKIP(cuda.reason);
+  if (stand_in()) ATTN_SKIP("needs kernels");
+  for (const attn_dtype type : {ATTN_F16, ATTN_BF16, ATTN_MLA_656, ATTN_F8_E4M3FN})
+    for (const int64_t heads : {8, 16, 64}) {
+      // Weights are rounded against references that the order moves: to 8 bits, in f16 to 11.
+      const double error = type == ATTN_F16 ? 1e-4 : 4e-4;
+      Draw draw{uint64_t(type), 81};
+      const Shape shape{type, 576, 512};
+      Lists in(shape, 1, heads, 1);
+      if (type == ATTN_F16) in.p.q_type = ATTN_F16;
+      const PartOptions options{.longest = 1500, .bad_pages = false, .lists = false};
+      std::unique_ptr<Part> part;
+      do part = std::make_unique<Part>(draw, shape, 1, 1, 1, options);
+      while (part->s.seqlen < 500 || part->s.has_seqlens);
+      part->s.list_block = part->s.list_queries = 1;
+      part->s.list_heads = 1;
+      part->s.list_size = 2048;
+      part->list = Array<int32_t>(2048);
+      for (int32_t& entry : part->list.values) entry = int32_t(draw(uint64_t(part->s.seqlen)));
+      part->a.list = part->list.data();
+      std::vector<int32_t>& list = part->list.values;
+      in.add(std::move(part));
+      in.fill_q(draw);
+      INFO(dtype_name(type) << " " << heads << " heads");
+      const ListsAnswer first = answer(cuda.context, in, "lists_cuda");
+      INFO(first.error << " " << first.attends);
+      if (first.status == ATTN_UNSUPPORTED) continue;  // by kernels of a file
+      REQUIRE(first.status == ATTN_OK);
+      for (int n = 0; n < 5; ++n) {
+        for (size_t i = list.size() - 1; i > 0; --i) std::swap(list[i], list[draw(i + 1)]);
+        const ListsAnswer next = answer(cuda.context, in, "lists_cuda");
+        REQUIRE(next.status == ATTN_OK);
+        CHECK(differ(next.out, first.out, error) == 0);
+        CHECK(differ(next.lse, first.lse, 1e-4) == 0);
+      }
+      std::fill_n(list.begin(), 1024, -1);  // others have another answer
+      CHECK(differ(answer(cuda.context, in, "lists_cuda").out, first.out, error) > 0);
+    }
+}
+
 // Where row `key` of sequence b is, or -1.
 int64_t row_of(const Part& part, int64_t b, int64_t key) {
   if (part.s.layout != ATTN_PAGED) return b * part.s.seqlen + key;
@@ -769,6 +811,95 @@ Case device_case(uint64_t seed) {
 TEST_CASE("mla: random latent caches on every kernel") {
   const auto kernels = kernels_here(Op::forward, false);
   for (uint64_t seed = 1; seed <= 160; ++seed) check_case(device_case(seed), kernels);
+}
+
+// One that each kernel of latent caches takes that has as many rows.
+Case repeated_case(const Kernel& kernel, int64_t heads) {
+  Case c;
+  c.name = "mla-repeat";
+  c.thinning = on_all_kernels;
+  c.seed = 7;
+  c.v_in_k = true;
+  c.head_dim = 576;
+  c.head_dim_v = 512;
+  c.batch = 3;
+  c.heads_kv = 1;
+  c.heads_q = heads;
+  c.seqlen_q = 1;
+  c.q_type = c.out_type = float_type_of(kernel);
+  SegmentCase s;
+  s.capacity = 700;
+  s.k_type = s.v_type = c.q_type;
+  s.layout = ATTN_PAGED;
+  s.page_size = std::string(kernel.name).ends_with("_pages") ? 1 : 64;
+  c.segments.push_back(s);
+  return c;
+}
+// of(kernel, case, its data, its answer) for each kernel of latent caches that takes repeated_case
+// with fixed_split, with as many heads as it takes. On a Hopper `least` kernels must.
+template <class Of>
+void with_repeated(int64_t fixed_split, int least, Of&& of) {
+  int taken = 0;
+  for (const Kernel* kernel : kernels_here(Op::forward, false)) {
+    if (!std::string(kernel->name).starts_with("mla_")) continue;
+    for (const int64_t heads : {20, 16, 8}) {
+      Case c = repeated_case(*kernel, heads);
+      c.fixed_split = fixed_split;
+      const Data data = make_data(c);
+      const Outputs got =
+          run_forward(backend_of(kernel->backend), c, data, kernel->name, c.out_type);
+      if (declined(*kernel, got)) continue;
+      INFO(kernel->name << " " << heads << " heads");
+      REQUIRE(got.error == "");
+      of(*kernel, c, data, got);
+      ++taken;
+      break;
+    }
+  }
+  const Backend& cuda = backend_of(ATTN_BACKEND_CUDA);
+  if (cuda.context && cuda.context->context->driver->device().arch == "sm_90" &&
+      !std::getenv("ATTN_KERNEL_FILE"))
+    CHECK(taken >= least);
+}
+
+TEST_CASE("mla: equal bits over 100 runs") {
+  if (stand_in()) ATTN_SKIP("needs kernels");
+  with_repeated(0, 14,
+                [](const Kernel& kernel, const Case& c, const Data& data, const Outputs& first) {
+                  int other = 0;
+                  for (int n = 1; n < (sanitized ? 2 : 100); ++n) {
+                    const Outputs next =
+                        run_forward(backend_of(kernel.backend), c, data, kernel.name, c.out_type);
+                    other += next.bits != first.bits || next.lse != first.lse;
+                  }
+                  CHECK(other == 0);
+                });
+}
+
+TEST_CASE("mla: fixed_split makes bits independent of the batch and of max_sms") {
+  if (stand_in()) ATTN_SKIP("needs kernels");
+  with_repeated(
+      256, 6, [](const Kernel& kernel, const Case& c, const Data& data, const Outputs& first) {
+        for (const int32_t sms : {1, 7, 40}) {
+          Case fewer = c;
+          fewer.max_sms = sms;
+          CHECK(
+              run_forward(backend_of(kernel.backend), fewer, data, kernel.name, c.out_type).bits ==
+              first.bits);
+        }
+        Case one = c;
+        one.batch = 1;
+        one.segments[0].layout = ATTN_PADDED;  // the same keys for the first sequence
+        Case many = one;
+        many.batch = 5;
+        const Outputs alone = run_forward(backend_of(kernel.backend), one, make_data(one),
+                                          kernel.name, c.out_type),
+                      among = run_forward(backend_of(kernel.backend), many, make_data(many),
+                                          kernel.name, c.out_type);
+        REQUIRE(alone.error == "");
+        REQUIRE(among.error == "");
+        CHECK(std::equal(alone.bits.begin(), alone.bits.end(), among.bits.begin()));
+      });
 }
 
 // mla_*_r64 share these among few blocks: each has whole row tiles and parts of two.

@@ -127,7 +127,7 @@ MUTANTS = [
     (CODES, "the first group's weights for all", "mla/by_rows.cuh", "m * groups / 8 * Shared::q_panel", "0 * Shared::q_panel"),
     (CODES, "the first rows' scores for all", "mla/by_rows.cuh", "Shared::q_at + which() * own_tiles", "Shared::q_at + 0 * own_tiles"),
     (CODES, "sums of another reference", "mla/by_rows.cuh", "multiply_sums(n, i, shrink);", "multiply_sums(n, i, 1);"),
-    (CODES, "a key too many", "mla/by_rows.cuh", "key < end &&", "key < end + 1 &&"),
+    (CODES, "a key too many", "mla/by_rows.cuh", "key < end() &&", "key < end() + 1 &&"),
     (CODES, "a key too few", "mla/by_rows.cuh", "breaks ? __ffs(breaks) : 32 - lane()", "breaks ? __ffs(breaks) : 31 - lane()"),
     (LATENT, "merged row tiles of the block before", "mla/mla_merge_sm90.cu", "find_share(a, column, number + 1)", "find_share(a, column, number)"),
     (LISTS, "a row of nobody with a sink", "cache/gather_lse_cuda.cu", "row >= a.cu_seqlens_q[a.batch]", "row > a.cu_seqlens_q[a.batch]"),

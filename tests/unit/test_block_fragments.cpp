@@ -268,6 +268,19 @@ TEST_CASE("decode blocks: what lanes get of codes and scales", "[kernels]") {
   CHECK(types == std::popcount(ggml_types));
 }
 
+// of(lane, note) for a warp's lanes: those that note addresses, then those that read.
+template <class Of>
+void with_lanes(Of&& of) {
+  for (const bool note : {true, false})
+    for (unsigned lane = 0; lane < 32; ++lane) {
+      ptx::noting = note;
+      ptx::next_given = 0;
+      if (note) ptx::given[lane].clear();
+      threadIdx.x = lane;
+      of(int(lane), note);
+    }
+}
+
 // Warp 1's keys of i8 and i4, whose chunks are swizzled as the PTX manual says for panels of so
 // many bytes: of an address in them bits 4.. are exclusive-ored with bits 7.., 1 of 32 bytes, 2 of
 // 64, 3 of 128. Rows have `heads` heads, of which the keys are of number `head`.
@@ -293,47 +306,40 @@ void check_codes(int heads = 1, int head = 0) {
   };
   const unsigned warp_rows = unsigned(first * pitch);
   std::vector<int> columns_seen(columns);
-  for (const bool note : {true, false})
-    for (unsigned lane = 0; lane < 32; ++lane) {
-      ptx::noting = note;
-      ptx::next_given = 0;
-      if (note) ptx::given[lane].clear();
-      threadIdx.x = lane;
-      const unsigned k_lane = lane_of_matrices(warp_rows, int(lane), pitch, head * P::pitch);
-      for (int n = 0; n < columns / 64; ++n) {
-        unsigned a[2][2][4];
-        Codes::load_k(a, k_lane, n);
-        for (int i = 0; i < 2 && !note; ++i) {
-          std::vector<int> seen(32);
-          const int from = 64 * n + 32 * i;
-          check_k(
-              a[i], type, int(lane), [&](int key, int column) { return code(key, from + column); },
-              &seen);
-          for (int column = 0; column < 32; ++column)
-            columns_seen[size_t(from + column)] += seen[size_t(column)];
-        }
-      }
-      if constexpr (type == ATTN_I4) {
-        for (int two = 0; two < columns / 64; ++two) {
-          unsigned a[2][2][4];
-          Codes::load_v_by_fours(a, k_lane, two);
-          for (int tile = 0; tile < 4 && !note; ++tile)
-            for (int j = 0; j < 4; ++j)
-              for (int i = 0; i < 2; ++i)
-                REQUIRE(half_of(a[tile / 2][tile % 2][j], i) ==
-                        code(int(lane) % 4 * 2 + i + j / 2 * 8,
-                             64 * two + tile / 2 * 32 + int(lane) / 4 * 4 + tile % 2 * 2 + j % 2));
-        }
-        if (heads > 1) continue;
-      }
-      const unsigned v_lane = type == ATTN_I4 ? I4<columns>::v_lane(warp_rows, int(lane)) : k_lane;
-      for (int n = 0; n < columns / 32; ++n) {
-        unsigned a[2][4];
-        Codes::load_v(a, v_lane, n, int(lane) / 4);
-        if (!note)
-          check_v(a, int(lane), [&](int key, int column) { return code(key, 32 * n + column); });
+  with_lanes([&](int lane, bool note) {
+    const unsigned k_lane = lane_of_matrices(warp_rows, lane, pitch, head * P::pitch);
+    for (int n = 0; n < columns / 64; ++n) {
+      unsigned a[2][2][4];
+      Codes::load_k(a, k_lane, n);
+      for (int i = 0; i < 2 && !note; ++i) {
+        std::vector<int> seen(32);
+        const int from = 64 * n + 32 * i;
+        check_k(
+            a[i], type, lane, [&](int key, int column) { return code(key, from + column); }, &seen);
+        for (int column = 0; column < 32; ++column)
+          columns_seen[size_t(from + column)] += seen[size_t(column)];
       }
     }
+    if constexpr (type == ATTN_I4) {
+      for (int two = 0; two < columns / 64; ++two) {
+        unsigned a[2][2][4];
+        Codes::load_v_by_fours(a, k_lane, two);
+        for (int tile = 0; tile < 4 && !note; ++tile)
+          for (int j = 0; j < 4; ++j)
+            for (int i = 0; i < 2; ++i)
+              REQUIRE(half_of(a[tile / 2][tile % 2][j], i) ==
+                      code(lane % 4 * 2 + i + j / 2 * 8,
+                           64 * two + tile / 2 * 32 + lane / 4 * 4 + tile % 2 * 2 + j % 2));
+      }
+      if (heads > 1) return;
+    }
+    const unsigned v_lane = type == ATTN_I4 ? I4<columns>::v_lane(warp_rows, lane) : k_lane;
+    for (int n = 0; n < columns / 32; ++n) {
+      unsigned a[2][4];
+      Codes::load_v(a, v_lane, n, lane / 4);
+      if (!note) check_v(a, lane, [&](int key, int column) { return code(key, 32 * n + column); });
+    }
+  });
   for (const int seen : columns_seen) REQUIRE(seen == 8);
 }
 
@@ -384,68 +390,58 @@ void check_nvfp4() {
   }
   const unsigned warp_rows = first * P::pitch;
   std::vector<int> columns_seen(columns);
-  for (const bool note : {true, false})
-    for (unsigned lane = 0; lane < 32; ++lane) {
-      ptx::noting = note;
-      ptx::next_given = 0;
-      if (note) ptx::given[lane].clear();
-      threadIdx.x = lane;
-      const int g = int(lane) / 4, t = int(lane) % 4;
-      const unsigned k_lane = P::of_matrices(warp_rows, int(lane)),
-                     v_lane = I4<columns>::v_lane(warp_rows, int(lane));
-      for (int two = 0; two < columns / 64; ++two) {
-        const auto scales = [&](int key) {
-          return Codes::k_scales(ptx::load_shared(unsigned(scales_at + key * scale_row + 4 * two)),
-                                 t);
-        };
-        const unsigned of_keys[2] = {scales(g), scales(g + 8)};
-        unsigned w[4];
-        ptx::ldmatrix(w, P::chunk(k_lane, 2 * two));
-        for (int i = 0; i < 2 && !note; ++i) {
-          unsigned a[2][4];
-          Codes::take_k(a, w[2 * i], w[2 * i + 1], of_keys, i);
-          std::vector<int> seen(32);
-          const int from = 64 * two + 32 * i;
-          check_k(
-              a, ATTN_NVFP4, int(lane),
-              [&](int key, int column) { return real[size_t(key)][size_t(from + column)]; }, &seen);
-          for (int column = 0; column < 32; ++column)
-            columns_seen[size_t(from + column)] += seen[size_t(column)];
-        }
-      }
-      for (int block = 0; block < columns / 32 && !note; ++block) {
-        unsigned a[2][4], of_keys[4];
-        for (int i = 0; i < 4; ++i)
-          of_keys[i] = ptx::load_shared(
-              unsigned(scales_at + (2 * t + v_key(i)) * scale_row + 4 * (block / 2)));
-        Codes::load_v(a, v_lane, of_keys, block, g);
-        check_v(a, int(lane), [&](int key, int column) {
-          return real[size_t(key)][size_t(32 * block + column)] / nvfp4_factor;
-        });
+  with_lanes([&](int lane, bool note) {
+    const int g = lane / 4, t = lane % 4;
+    const unsigned k_lane = P::of_matrices(warp_rows, lane),
+                   v_lane = I4<columns>::v_lane(warp_rows, lane);
+    for (int two = 0; two < columns / 64; ++two) {
+      const auto scales = [&](int key) {
+        return Codes::k_scales(ptx::load_shared(unsigned(scales_at + key * scale_row + 4 * two)),
+                               t);
+      };
+      const unsigned of_keys[2] = {scales(g), scales(g + 8)};
+      unsigned w[4];
+      ptx::ldmatrix(w, P::chunk(k_lane, 2 * two));
+      for (int i = 0; i < 2 && !note; ++i) {
+        unsigned a[2][4];
+        Codes::take_k(a, w[2 * i], w[2 * i + 1], of_keys, i);
+        std::vector<int> seen(32);
+        const int from = 64 * two + 32 * i;
+        check_k(
+            a, ATTN_NVFP4, lane,
+            [&](int key, int column) { return real[size_t(key)][size_t(from + column)]; }, &seen);
+        for (int column = 0; column < 32; ++column)
+          columns_seen[size_t(from + column)] += seen[size_t(column)];
       }
     }
+    for (int block = 0; block < columns / 32 && !note; ++block) {
+      unsigned a[2][4], of_keys[4];
+      for (int i = 0; i < 4; ++i)
+        of_keys[i] = ptx::load_shared(
+            unsigned(scales_at + (2 * t + v_key(i)) * scale_row + 4 * (block / 2)));
+      Codes::load_v(a, v_lane, of_keys, block, g);
+      check_v(a, lane, [&](int key, int column) {
+        return real[size_t(key)][size_t(32 * block + column)] / nvfp4_factor;
+      });
+    }
+  });
   for (const int seen : columns_seen) REQUIRE(seen == 8);
-  for (const bool note : {true, false})
-    for (unsigned lane = 0; lane < 32; ++lane) {
-      ptx::noting = note;
-      ptx::next_given = 0;
-      if (note) ptx::given[lane].clear();
-      threadIdx.x = lane;
-      const int g = int(lane) / 4, t = int(lane) % 4;
-      for (int two = 0; two < columns / 64; ++two) {
-        unsigned a[2][2][4], of_keys[4];
-        for (int i = 0; i < 4; ++i)
-          of_keys[i] =
-              ptx::load_shared(unsigned(scales_at + (2 * t + v_key(i)) * scale_row + 4 * two));
-        Codes::load_v_by_fours(a, P::of_matrices(warp_rows, int(lane)), of_keys, two, g);
-        for (int tile = 0; tile < 4 && !note; ++tile)
-          for (int j = 0; j < 4; ++j)
-            for (int i = 0; i < 2; ++i)
-              REQUIRE(half_of(a[tile / 2][tile % 2][j], i) * nvfp4_factor ==
-                      real[size_t(2 * t + i + j / 2 * 8)]
-                          [size_t(64 * two + tile / 2 * 32 + 4 * g + tile % 2 * 2 + j % 2)]);
-      }
+  with_lanes([&](int lane, bool note) {
+    const int g = lane / 4, t = lane % 4;
+    for (int two = 0; two < columns / 64; ++two) {
+      unsigned a[2][2][4], of_keys[4];
+      for (int i = 0; i < 4; ++i)
+        of_keys[i] =
+            ptx::load_shared(unsigned(scales_at + (2 * t + v_key(i)) * scale_row + 4 * two));
+      Codes::load_v_by_fours(a, P::of_matrices(warp_rows, lane), of_keys, two, g);
+      for (int tile = 0; tile < 4 && !note; ++tile)
+        for (int j = 0; j < 4; ++j)
+          for (int i = 0; i < 2; ++i)
+            REQUIRE(half_of(a[tile / 2][tile % 2][j], i) * nvfp4_factor ==
+                    real[size_t(2 * t + i + j / 2 * 8)]
+                        [size_t(64 * two + tile / 2 * 32 + 4 * g + tile % 2 * 2 + j % 2)]);
     }
+  });
 }
 
 TEST_CASE("decode blocks: what lanes get of nvfp4", "[kernels]") {
