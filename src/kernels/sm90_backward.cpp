@@ -47,14 +47,27 @@ bwd_sm90::Order order(const Problem& p, const Tile& tile) {
 
 bwd_sm90::ItemList item_list(const Problem& p, const DeviceInfo& device, const Tile& tile) {
   const int64_t pairs = p.batch * p.heads_q, group = order(p, tile).group;
-  // So many pairs that a group of each keeps all multiprocessors busy; under a causal mask twice as
-  // many, since the blocks of a group do not end together.
-  const int64_t together = multiprocessors(p, device) / tile.blocks * (p.causal() ? 2 : 1);
-  const int64_t rounds = std::max<int64_t>(1, pairs * group / together);
+  const int64_t blocks = ceil_div(p.seqlen_kv, tile.keys());
+  const int64_t busy = multiprocessors(p, device) / tile.blocks;
+  // Blocks that wait for each other at an item's first tile do so for a large part of a short item.
+  // With more tiles it makes no difference, or a few percent for the worse
+  // (docs/log/2026-11-28_backward_order.md).
+  const bool across = !p.causal() && !p.has(ATTN_WINDOW) && p.seqlen_q <= 4096;
+  int64_t chunk;
+  if (across) {
+    // So many pairs that all their blocks run at once: what blocks wait for is in L2 then.
+    chunk = std::max<int64_t>(8, busy / std::max<int64_t>(1, blocks));
+  } else {
+    // So many that a group of each keeps all multiprocessors busy; under a causal mask twice as
+    // many, since the blocks of a group do not end together.
+    const int64_t rounds = pairs * group / (busy * (p.causal() ? 2 : 1));
+    chunk = ceil_div(pairs, std::max<int64_t>(1, rounds));
+  }
   return {.pairs = int(pairs),
-          .blocks = int(ceil_div(p.seqlen_kv, tile.keys())),
+          .blocks = int(blocks),
           .group = int(group),
-          .chunk = int(std::max<int64_t>(1, ceil_div(pairs, rounds)))};
+          .chunk = int(std::max<int64_t>(1, std::min(chunk, pairs))),
+          .across = across};
 }
 
 Status check(const BackwardProblem& b, const DeviceInfo& device, const Tile& tile) {
