@@ -49,14 +49,13 @@ bwd_sm90::ItemList item_list(const Problem& p, const DeviceInfo& device, const T
   const int64_t pairs = p.batch * p.heads_q, group = order(p, tile).group;
   const int64_t blocks = ceil_div(p.seqlen_kv, tile.keys());
   const int64_t busy = multiprocessors(p, device) / tile.blocks;
-  // Blocks that wait for each other at an item's first tile do so for a large part of a short item.
-  // With more tiles it makes no difference, or a few percent for the worse
-  // (docs/log/2026-11-28_backward_order.md).
-  const bool across = !p.causal() && !p.has(ATTN_WINDOW) && p.seqlen_q <= 4096;
+  const bool across = !p.causal() && !p.has(ATTN_WINDOW);
   int64_t chunk;
   if (across) {
-    // So many pairs that all their blocks run at once: what blocks wait for is in L2 then.
-    chunk = std::max<int64_t>(8, busy / std::max<int64_t>(1, blocks));
+    // So few pairs that sums of dq which blocks are going to add to are still in L2
+    // (docs/log/2026-11-28_backward_order.md).
+    chunk =
+        std::clamp<int64_t>(busy / std::max<int64_t>(1, blocks), 8 / tile.blocks, 16 / tile.blocks);
   } else {
     // So many that a group of each keeps all multiprocessors busy; under a causal mask twice as
     // many, since the blocks of a group do not end together.
