@@ -36,12 +36,15 @@ struct Space : BackwardSpace {
   size_t clear_bytes() const { return (turns + kv_turns + 1) * sizeof(unsigned); }
 };
 
-// The order of dq's sums follows from the kind of mask alone, since dq's bits depend on it. Under a
-// window a block is done with a tile before the block before it gets there, however many they are.
-// Else a tile of 256 keys is fastest with groups of 2, by 2 to 9 %, and one of 128 keys with 8
-// (docs/log/2026-11-27_backward_bias.md).
+// The order of dq's sums follows from the kind of mask and of heads alone, since dq's bits depend
+// on it. Under a window a block is done with a tile before the block before it gets there, however
+// many they are. Else a tile of 256 keys is fastest with groups of 2, by 2 to 9 %, and one of 128
+// keys with 8 (docs/log/2026-11-27_backward_bias.md). Where query heads share K and V there are
+// more pairs, and their sums of dq leave L2 between two groups; few groups are faster by 20 % then
+// (docs/log/2026-11-28_backward_order.md).
 bwd_sm90::Order order(const Problem& p, const Tile& tile) {
   if (p.has(ATTN_WINDOW)) return {int(std::max<int64_t>(1, ceil_div(p.seqlen_kv, tile.keys())))};
+  if (p.causal() && p.group() > 1 && tile.head_dim == 128) return {32};
   return {tile.keys() == 256 ? 2 : 8};
 }
 
