@@ -530,7 +530,7 @@ TFLOP/s of 2.5 forwards, bf16; higher is better. 16384 tokens, heads x head_dim 
 figures contain all its launches. {where(result)}, PyTorch {result['torch']}, FlashAttention-3 of xformers 0.0.34, whose bits differ from run to run, 3 rounds of 15 ms ({link(BACKWARD)}). Runs this short leave the clock at its highest.
 
 {table(["head_dim, mask, length", "libattn", "FlashAttention-3", "cuDNN", "FlashAttention-2", "kernel"], rows)}
-The logs have what limits [bwd_sm90](log/2026-11-27_backward_sm90.md), [its kernels of head_dim 256](log/2026-11-27_backward_d256.md) and [bwd_sm80](log/2026-11-27_backward_sm80.md), and [what was tried since](log/2026-11-28_backward_limits.md).
+The logs have what limits [bwd_sm90](log/2026-11-27_backward_sm90.md), [its kernels of head_dim 256](log/2026-11-27_backward_d256.md) and [bwd_sm80](log/2026-11-27_backward_sm80.md), and what was tried since ([parts](log/2026-11-28_backward_limits.md), [order](log/2026-11-28_backward_order.md)).
 """
 
 

@@ -42,12 +42,14 @@ __device__ __forceinline__ void Consumer<T, tile, with>::run_by_keys() const {
         multiply(s, k, q);
         ptx::mbarrier_wait(address(&c.d_out_full[stage]), Q::parity(n));
         multiply(dp, v, d_out);
+        Lse lse;
+        load_lse(lse, stats);
 #pragma unroll
         for (int u = 0; u < tile.subtiles; ++u) {
           ptx::wgmma_wait<1>();
           ptx::pin(s);
           unsigned p[4][4], ds[4][4];
-          find_p(s, p, stats, item, query, tile.subtiles * group + u, n);
+          find_p(s, p, lse, stats, item, query, tile.subtiles * group + u, n);
           add_products(dv[u], p, d_out_t);
           ptx::wgmma_wait<1>();  // dp is there, and dk of the subtile before
           ptx::pin(dp);

@@ -48,7 +48,9 @@ __device__ __forceinline__ void Consumer<T, tile, with>::run_by_roles() const {
         multiply(s, k, q);
         ptx::wgmma_wait<0>();
         ptx::pin(s);
-        find_p(s, p, stats, item, query, subtile, n);
+        Lse lse;
+        load_lse(lse, stats);
+        find_p(s, p, lse, stats, item, query, subtile, n);
         release(c.q_empty[0]);
         ptx::mbarrier_wait(address(&c.p_empty), n & 1 ^ 1);
 #pragma unroll

@@ -69,6 +69,18 @@ struct Consumer {
                        d > 0);
     ptx::wgmma_commit();
   }
+  // Of the lane's queries of a tile. Where scores have more to them there are no registers to keep
+  // it in.
+  struct Lse {
+    float2 of[8];
+  };
+  __device__ __forceinline__ void load_lse(Lse& lse, unsigned stats) const {
+    if constexpr (!score) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        lse.of[j] = ptx::load_shared_two_floats(address(&c.lse) + stats + j * 32);
+    }
+  }
   // dv += P^T d_out, or dk += ds^T q.
   __device__ __forceinline__ void add_products(float (&sum)[dim / 2], const unsigned (&x)[4][4],
                                                unsigned long long queries) const {
@@ -270,17 +282,15 @@ struct Consumer {
 
   // From products of q and k: p, and s becomes what ds is a product of, P times softcap's slope.
   // query: the first one of the tile. bias: as begin_bias() leaves it.
-  __device__ __forceinline__ void find_p(float (&s)[32], unsigned (&p)[4][4], unsigned stats,
-                                         const Item& item, int query, int subtile,
+  __device__ __forceinline__ void find_p(float (&s)[32], unsigned (&p)[4][4], const Lse& lse,
+                                         unsigned stats, const Item& item, int query, int subtile,
                                          unsigned n) const {
     if constexpr (!score) {
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float2 lse = ptx::load_shared_two_floats(address(&c.lse) + stats + j * 32);
+      for (int j = 0; j < 8; ++j)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          s[4 * j + i] = fmaf(s[4 * j + i], a.log2_scale, i % 2 ? -lse.y : -lse.x);
-      }
+          s[4 * j + i] = fmaf(s[4 * j + i], a.log2_scale, i % 2 ? -lse.of[j].y : -lse.of[j].x);
     }
     // The lane's key of half 0, and its first query of the tile. Not in registers all along.
     const auto first_key = [&] {

@@ -79,17 +79,22 @@ struct Order {
 
 // Items are listed in an order in which each adds after items before it only. So the first one that
 // has not ended waits for none, and any number of multiprocessors gets through.
+//
+// Under a full mask the blocks of a group begin at the same tile, and each waits there until the
+// one before has added. If the same block of all pairs comes before the next block (`across`),
+// multiprocessors that begin late also end late, and take items that are to begin late.
 struct ItemList {
   int pairs;   // of sequence and query head
   int blocks;  // of keys, of the longest sequence
   int group;
   int chunk;  // pairs whose items follow each other
+  bool across;
 
   struct At {
     int pair, block;
   };
-  // Chunk by chunk, in a chunk group by group, in a group pair by pair, and of these the blocks
-  // downwards.
+  // Chunk by chunk, in a chunk group by group. In a group pair by pair, and of these the blocks
+  // downwards; across: the blocks downwards, and of these pair by pair.
   ATTN_HOST_DEVICE constexpr At at(unsigned index) const {
     const unsigned first_pair = index / (unsigned(chunk) * blocks) * chunk;
     const unsigned width = pairs - first_pair < unsigned(chunk) ? pairs - first_pair : chunk;
@@ -97,7 +102,9 @@ struct ItemList {
     const unsigned first_block = in_chunk / (width * group) * group;
     const unsigned here = blocks - first_block < unsigned(group) ? blocks - first_block : group;
     const unsigned in_group = in_chunk - width * first_block;
-    return {int(first_pair + in_group / here), int(first_block + here - 1 - in_group % here)};
+    const unsigned pair = across ? in_group % width : in_group / here;
+    const unsigned from_last = across ? in_group / width : in_group % here;
+    return {int(first_pair + pair), int(first_block + here - 1 - from_last)};
   }
 };
 

@@ -36,25 +36,40 @@ struct Space : BackwardSpace {
   size_t clear_bytes() const { return (turns + kv_turns + 1) * sizeof(unsigned); }
 };
 
-// The order of dq's sums follows from the kind of mask alone, since dq's bits depend on it. Under a
-// window a block is done with a tile before the block before it gets there, however many they are.
-// Else a tile of 256 keys is fastest with groups of 2, by 2 to 9 %, and one of 128 keys with 8
-// (docs/log/2026-11-27_backward_bias.md).
+// The order of dq's sums follows from the kind of mask and of heads alone, since dq's bits depend
+// on it. Under a window a block is done with a tile before the block before it gets there, however
+// many they are. Else a tile of 256 keys is fastest with groups of 2, by 2 to 9 %, and one of 128
+// keys with 8 (docs/log/2026-11-27_backward_bias.md). Where query heads share K and V there are
+// more pairs, and their sums of dq leave L2 between two groups; few groups are faster by 20 % then
+// (docs/log/2026-11-28_backward_order.md).
 bwd_sm90::Order order(const Problem& p, const Tile& tile) {
   if (p.has(ATTN_WINDOW)) return {int(std::max<int64_t>(1, ceil_div(p.seqlen_kv, tile.keys())))};
+  if (p.causal() && p.group() > 1 && tile.head_dim == 128) return {32};
   return {tile.keys() == 256 ? 2 : 8};
 }
 
 bwd_sm90::ItemList item_list(const Problem& p, const DeviceInfo& device, const Tile& tile) {
   const int64_t pairs = p.batch * p.heads_q, group = order(p, tile).group;
-  // So many pairs that a group of each keeps all multiprocessors busy; under a causal mask twice as
-  // many, since the blocks of a group do not end together.
-  const int64_t together = multiprocessors(p, device) / tile.blocks * (p.causal() ? 2 : 1);
-  const int64_t rounds = std::max<int64_t>(1, pairs * group / together);
+  const int64_t blocks = ceil_div(p.seqlen_kv, tile.keys());
+  const int64_t busy = multiprocessors(p, device) / tile.blocks;
+  const bool across = !p.causal() && !p.has(ATTN_WINDOW);
+  int64_t chunk;
+  if (across) {
+    // So few pairs that sums of dq which blocks are going to add to are still in L2
+    // (docs/log/2026-11-28_backward_order.md).
+    chunk =
+        std::clamp<int64_t>(busy / std::max<int64_t>(1, blocks), 8 / tile.blocks, 16 / tile.blocks);
+  } else {
+    // So many that a group of each keeps all multiprocessors busy; under a causal mask twice as
+    // many, since the blocks of a group do not end together.
+    const int64_t rounds = pairs * group / (busy * (p.causal() ? 2 : 1));
+    chunk = ceil_div(pairs, std::max<int64_t>(1, rounds));
+  }
   return {.pairs = int(pairs),
-          .blocks = int(ceil_div(p.seqlen_kv, tile.keys())),
+          .blocks = int(blocks),
           .group = int(group),
-          .chunk = int(std::max<int64_t>(1, ceil_div(pairs, rounds)))};
+          .chunk = int(std::max<int64_t>(1, std::min(chunk, pairs))),
+          .across = across};
 }
 
 Status check(const BackwardProblem& b, const DeviceInfo& device, const Tile& tile) {

@@ -343,6 +343,20 @@ TEST_CASE("backward: the gradient of a bias on devices") {
   }
 }
 
+// 1536 tiles of scores for one of d_bias, which no more than 512 thread blocks share: each goes
+// over three.
+TEST_CASE("backward: the gradient of a bias, several tiles of scores for a block") {
+  uint64_t seed = 790;
+  for (const attn_dtype type : {ATTN_F16, ATTN_BF16})
+    for (const int64_t dim : {64, 128}) {
+      Case c = with_type(shape("tiles", 48, 32, 32, dim, 20, 30), type);
+      c.out_type = c.bias_type = type;
+      c.bias_per_batch = c.bias_per_head = false;
+      c.seed = ++seed;
+      check_backward(backward_of(c), device_kernels());
+    }
+}
+
 // Kernels of Hopper copy a bias of 16 bits whose rows are at multiples of 16 bytes, 8 keys at a
 // time. Sequences end within the 8.
 TEST_CASE("backward: a bias of each batch entry and head on devices") {

@@ -35,7 +35,11 @@ Work random_work(Draw& draw) {
                                       : sequence(mask, queries, keys));
   const int blocks = (keys + block_keys - 1) / block_keys;
   const int group = mask.window ? blocks : 1 << draw(4);
-  p.list = {.pairs = pairs, .blocks = blocks, .group = group, .chunk = 1 + int(draw(pairs))};
+  p.list = {.pairs = pairs,
+            .blocks = blocks,
+            .group = group,
+            .chunk = 1 + int(draw(pairs)),
+            .across = draw.chance(2)};
   p.order = {group};
   return p;
 }
