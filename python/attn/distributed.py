@@ -1080,9 +1080,8 @@ def _all_gather_forward(call, q, k, v, slopes, dtype):
     # On GPUs calls at the same time: those of pieces of heads that are copied, and of a rank's two pieces of the sequence.
     copied = call.peers and call.group.ranks > 1
     aside = call.group.streams_aside(q.device, 2 * len(parts) if copied else 2) if call.aside else None
-    if aside and copied:
-        for stream in aside:
-            stream.wait_stream(torch.cuda.current_stream(q.device))
+    for stream in aside or ():
+        stream.wait_stream(torch.cuda.current_stream(q.device))
     gathered, kept = call.gathered(k, v, call.room), []
     for number, part in enumerate(parts):
         with torch.cuda.stream(aside[2 * number]) if aside and copied and number else contextlib.nullcontext():
