@@ -139,10 +139,10 @@ def prefill(arguments, device, ranks):
         whole = ad.shard(attn.forward(q, k, v, causal=True))
         local = [ad.shard(x) for x in (q, k, v)]
         calls, ways = [], []
-        for scheme, peers in arguments.ways:
-            calls.append(functools.partial(ad.attention, *local, causal=True, scheme=scheme, peers=peers))
-            estimated = ad.estimate(ranks, tokens, heads_q=HEADS, heads_kv=HEADS_KV, head_dim=DIM, peers=peers, machine=IN_GRAPH)[scheme]
-            cell = {"tokens": tokens, "scheme": scheme, "peers": peers, "estimated_graph_ms": round(1e3 * estimated, 4)}
+        for scheme, peers, pieces in [(*way, n) for way in arguments.ways for n in [None] + arguments.pieces * way[1]]:
+            calls.append(functools.partial(ad.attention, *local, causal=True, scheme=scheme, peers=peers, head_pieces=pieces))
+            estimated = ad.estimate(ranks, tokens, heads_q=HEADS, heads_kv=HEADS_KV, head_dim=DIM, peers=peers, machine=IN_GRAPH, head_pieces=pieces)[scheme]
+            cell = {"tokens": tokens, "scheme": scheme, "peers": peers, "head_pieces": pieces, "estimated_graph_ms": round(1e3 * estimated, 4)}
             ways.append((cell, lambda compare, call=calls[-1]: functools.partial(call, compare=compare)))
         alone = {"alone_ms": lambda: attn.forward(q, k, v, causal=True)}
         for cell, call in zip(cells(alone, ways, device, arguments.compare), calls):
@@ -418,8 +418,8 @@ def main():
     parser.add_argument("--compare", type=lambda text: text.split(","), default=COMPARE, help=", ".join(COMPARE))
     parser.add_argument("--ways", type=lambda text: [WAYS[x] for x in text.split(",")], default=[*WAYS.values()],
                         help=f"of cells, documents and the time line: {', '.join(WAYS)}")
-    parser.add_argument("--pieces", type=lambda text: [tuple(map(int, x.split("+"))) if "+" in x else int(x) for x in text.split(",")], default=[1, 2, (3, 5), 4],
-                        help="of heads, for pieces and documents: 2, or 3+5 of their K/V heads")
+    parser.add_argument("--pieces", type=lambda text: [tuple(map(int, x.split("+"))) if "+" in x else int(x) for x in text.split(",")], default=[1, 2, (1, 3, 4), 4],
+                        help="of heads, for pieces, documents, and cells by peers: 2, or 1+3+4 of their K/V heads")
     parser.add_argument("--timeline", metavar="OUT")
     parser.add_argument("--commit", default="")
     parser.add_argument("--json", metavar="OUT")
