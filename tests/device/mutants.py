@@ -131,7 +131,7 @@ MUTANTS = [
     (CODES, "a key too few", "mla/by_rows.cuh", "breaks ? __ffs(breaks) : 32 - lane()", "breaks ? __ffs(breaks) : 31 - lane()"),
     (LATENT, "merged row tiles of the block before", "mla/mla_merge_sm90.cu", "find_share(a, column, number + 1)", "find_share(a, column, number)"),
     (LISTS, "a row of nobody with a sink", "cache/gather_lse_cuda.cu", "row >= a.cu_seqlens_q[a.batch]", "row > a.cu_seqlens_q[a.batch]"),
-    (MERGE, "a part left out", "merge/merge_cuda.cu", "s < a.num_parts; ++s", "s < a.num_parts - 1; ++s"),
+    (MERGE, "a part left out", "merge/merge_cuda.cu", "s < a.num_parts; s += together", "s < a.num_parts - 1; s += together"),
     (MERGE, "a part's sum without its size", "merge/merge_cuda.cu", "expf(lse - highest) : 0.0f", "1.0f : 0.0f"),
     (DECODE, "a split dropped", "decode/merge.cuh",
      "add_up(from, to, step, rows, places, at_once, [&]", "add_up(from, to - 1, step, rows, places, at_once, [&]"),

@@ -178,6 +178,12 @@ TEST_CASE("cuda: results are added to earlier ones exactly, whichever kernel att
         --left;
       }
     }
+  // No random family is of latent caches alone.
+  for (const Kernel* kernel : cuda_forward_kernels()) {
+    if (!std::string_view(kernel->name).starts_with("mla_")) continue;
+    const Case c = adding(case_for(*kernel, std::string("added-") + kernel->name, 2, 5, 200), 1);
+    if (check_added(c, make_data(c), *kernel, 0)) ran.insert(kernel->name);
+  }
   CHECK(!ran.empty());
   // Of each family some; a file of kernels has one.
   for (const char* prefix : {"fwd_sm80_", "fwd_sm90_", "decode_", "mla_"}) {

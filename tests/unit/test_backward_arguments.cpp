@@ -303,7 +303,7 @@ TEST_CASE("backward: the kernels of CUDA") {
     INFO(text);
     CHECK(text.find(part) != std::string::npos);
   };
-  has("input type f32 (bwd_sm90_");
+  has("input type f32; accepted: bf16 (bwd_sm90_");
   s.forward.q_type = s.segment.k_type = s.segment.v_type = ATTN_BF16;
   s.forward.head_dim = s.forward.head_dim_v = 64;
   has("bwd_sm90_bf16_d64");
