@@ -39,13 +39,13 @@ MASK_CLOCKS = "2026-11-22_h200_mask_clocks_1f1f008"
 DECODE_ROWS = "2026-11-27_h100_decode_9e96548"
 DECODE = "2026-11-25_h200_decode_ce0eb29"
 PREFILL = "2026-11-24_h200_decode_65b81da"
-QUANTISED = "2026-11-27_h100_decode_blocks_50b6a6c"
-LATENT = "2026-11-27_h100_mla_decode_42f0ca4"
+QUANTISED = "2026-11-28_h100_decode_quantised_0e4c2d2"
+LATENT = "2026-11-28_h100_mla_0e4c2d2"
 PREFIX = "2026-11-27_h100_prefix_50b6a6c"
 STEP = "2026-11-27_h100_step_50b6a6c"
 APPEND = "2026-11-25_h200_append_ce0eb29"
-APPEND_MANY = "2026-11-27_h100_append_50b6a6c"
-BACKWARD = "2026-11-27_h100_backward_0f26bdb"
+APPEND_MANY = "2026-11-28_h100_append_0e4c2d2"
+BACKWARD, BACKWARD_BEFORE = "2026-11-28_h100_backward_0e4c2d2", "2026-11-27_h100_backward_0f26bdb"
 SM80 = "2026-11-21_h200_sm80_peers_f6b6a59"
 CPU = "2026-11-21_zen5_bench_5813749"
 CALLS = "2026-11-25_zen5_host_overhead_983a8d2"
@@ -329,7 +329,7 @@ because the library does not take such a call.
 
 
 def quantised():
-    result, kinds = measured(QUANTISED), ["f16", "q8_0", "i8", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "i4"]
+    result, kinds = measured(QUANTISED), ["f16", "q8_0", "i8", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "i4", "nvfp4"]
     rows = []
     for batch, seqlen in ((1, 8192), (1, 131072), (16, 8192), (64, 8192)):
         found = [decode_cell([result], "32/8", seqlen, batch, kind) for kind in kinds]
@@ -517,17 +517,27 @@ def fill(text):
     return "\n\n".join(blocks) + "\n"
 
 
+def gradient_cells():
+    """Cells of BACKWARD, and for those in which other work was on the GPU the earlier ones, as (cell, is_earlier)."""
+    def key(c):
+        return tuple(c["cell"][name] for name in ("dim", "causal", "seqlen", "heads", "heads_kv"))
+
+    before = {key(c): c for c in measured(BACKWARD_BEFORE)["cells"]}
+    return [(before[key(c)], True) if c.get("shared_gpu") else (c, False) for c in measured(BACKWARD)["cells"]]
+
+
 def backward():
     result, rows = measured(BACKWARD), []
-    for c in result["cells"]:
+    for c, is_earlier in gradient_cells():
         at, speed_of = c["cell"], c["tflops"]
         heads = f", {at['heads']}/{at['heads_kv']} heads" if at["heads"] != at["heads_kv"] else ""
-        rows.append([f"d{at['dim']} {'causal' if at['causal'] else 'full'}, {at['seqlen']}{heads}", *(number(speed_of[who]) for who in ("libattn", "fa3", "cudnn", "fa2")),
+        rows.append([f"d{at['dim']} {'causal' if at['causal'] else 'full'}, {at['seqlen']}{heads}{' *' if is_earlier else ''}", *(number(speed_of[who]) for who in ("libattn", "fa3", "cudnn", "fa2")),
                      c["kernels"]["libattn"].partition("_bf16")[0]])
     return f"""## Gradients on Hopper
 
 TFLOP/s of 2.5 forwards, bf16; higher is better. 16384 tokens, heads x head_dim = 2048 where the row names no heads. libattn gives the same bits in every run, and its
-figures contain all its launches. {where(result)}, PyTorch {result['torch']}, FlashAttention-3 of xformers 0.0.34, whose bits differ from run to run, 3 rounds of 15 ms ({link(BACKWARD)}). Runs this short leave the clock at its highest.
+figures contain all its launches. {where(result)}, PyTorch {result['torch']}, FlashAttention-3 of xformers 0.0.34, whose bits differ from run to run, 3 rounds of 15 ms ({link(BACKWARD)}). Runs this short leave the clock at its highest. Rows with * are of the kernels before, commit {measured(BACKWARD_BEFORE)['commit']}
+({link(BACKWARD_BEFORE)}): other work was on the GPU when they were repeated.
 
 {table(["head_dim, mask, length", "libattn", "FlashAttention-3", "cuDNN", "FlashAttention-2", "kernel"], rows)}
 The logs have what limits [bwd_sm90](log/2026-11-27_backward_sm90.md), [its kernels of head_dim 256](log/2026-11-27_backward_d256.md) and [bwd_sm80](log/2026-11-27_backward_sm80.md), and what was tried since ([parts](log/2026-11-28_backward_limits.md), [order](log/2026-11-28_backward_order.md)).
@@ -554,7 +564,7 @@ def readme():
     two = decode_cases(measured(DECODE_ROWS))[0]
     latent_cells = measured(LATENT)["cells"]
     worst = min(grid, key=lambda c: speed(c, peers))
-    gradients = {(who, dim): [c["tflops"]["libattn"] / c["tflops"][who] for c in measured(BACKWARD)["cells"] if c["cell"]["dim"] == dim]
+    gradients = {(who, dim): [c["tflops"]["libattn"] / c["tflops"][who] for c, _ in gradient_cells() if c["cell"]["dim"] == dim]
                  for who in ("cudnn", "fa3") for dim in (64, 128, 256)}
     return fill(f"""
 - **Forward, bf16, H200:** {mean(speed(c, ["cudnn"]) for c in grid)} times cuDNN's speed and {mean(speed(c, ["fa3"]) for c in grid)} times
