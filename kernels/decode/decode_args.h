@@ -38,7 +38,7 @@ struct attn_decode_segment {
   int page_log2;       // of page_size; -1: it is no power of two
   int box_keys;        // of the copy engine: 16, 32 or 64, of which one is in one page
   int k_type, v_type;  // shared/types.h; kernels of own_types look at them, and at these:
-  int k_head, v_head;  // of blocks: units of 2 bytes between heads
+  int k_head, v_head;  // units of 2 bytes between heads; 0: a row of codes has one head
   union {
     attn_descale k_descale;
     attn_key_scales k_scales;  // of own_types
@@ -78,7 +78,7 @@ struct attn_decode_kernarg {
   int split_keys;  // of fixed_split; 0: parts of a head end where blocks do
   union {
     int whole_heads;  // with split_keys: a block takes all splits of a head's row tile
-    int v_by_fours;   // of own_types: V of each segment is nvfp4, see NvFp4
+    int v_by_fours;   // of own_types: V of each segment is nvfp4 or i4, see NvFp4
   };
   int row_tiles, splits;  // with split_keys: of a head, of a row tile, at most
   int num_segments;

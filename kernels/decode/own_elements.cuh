@@ -14,7 +14,6 @@
 #pragma once
 #include "../common/element.cuh"
 #include "../common/iq4_nl.cuh"
-#include "../ptx/bit_select.h"
 #include "../ptx/convert_fp8.h"
 #include "../ptx/f16x2.h"
 #include "../ptx/ldmatrix.h"
