@@ -4,7 +4,8 @@
     mutants.py compile SOURCE_DIR OUT_DIR NVCC [KERNEL...]   changes the kernels' sources and compiles them; needs no device
     mutants.py run OUT_DIR ATTN_TESTS [KERNEL...]            runs the tests on each, in place of the library's own kernel
 
-Each kernel is compiled unchanged too and must pass. KERNEL: those alone, by default all. Exit code 77: no device.
+Each kernel is compiled unchanged too and must pass. KERNEL: those alone, by default all. A mistake whose text is no longer in the sources, that
+does not compile or whose tests do not end is reported as failed, and the others go on. Exit code 1: something failed; 77: no device.
 """
 import os
 import shutil
@@ -386,11 +387,15 @@ def edits(file, text, by):
     return zip(file, text, by) if isinstance(file, tuple) else [(file, text, by)] if file else []
 
 
+def stale(source, change):
+    """What of a change, the last three fields of a mistake, is not in the sources."""
+    return [f"kernels/{file} has no {text!r}" for file, text, _ in edits(*change) if text not in (source / "kernels" / file).read_text()]
+
+
 def check(source):
-    stale = [f"{mistake}: kernels/{file} has no {text!r}" for _, mistake, *change in MUTANTS for file, text, _ in edits(*change)
-             if text not in (source / "kernels" / file).read_text()]
-    if stale:
-        sys.exit("mutants: " + "\n".join(stale))
+    found = [f"{mistake}: {what}" for _, mistake, *change in MUTANTS for what in stale(source, change)]
+    if found:
+        sys.exit("mutants: " + "\n".join(found))
 
 
 def asked_for(names):
@@ -402,6 +407,12 @@ def asked_for(names):
 
 
 def compile_one(source, out, nvcc, kernel, mistake, file, text, by):
+    """Whether it is compiled. An older file of that name is gone, so that `run` does not take it for this one."""
+    file_of(out, kernel, mistake).unlink(missing_ok=True)
+    missing = stale(source, (file, text, by))
+    if missing:
+        print(f"{kernel}: {mistake}: FAILED: {'; '.join(missing)}", flush=True)
+        return False
     with tempfile.TemporaryDirectory() as scratch:
         kernels = Path(scratch) / "kernels"
         shutil.copytree(source / "kernels", kernels)
@@ -419,35 +430,42 @@ def compile_one(source, out, nvcc, kernel, mistake, file, text, by):
         newest = "90a" if "sm_90a" in declared else "90"
         # No older code where some is for sm_90a alone.
         older = ["-gencode", "arch=compute_80,code=sm_80"] if "sm_80" in declared and newest == "90" else []
-        subprocess.run([nvcc, "-fatbin", *older, "-gencode", f"arch=compute_{newest},code=[sm_{newest},compute_{newest}]",
-                        "-std=c++20", "-O3", "-allow-unsupported-compiler", "-I", kernels, "-o", file_of(out, kernel, mistake),
-                        source_file], check=True)
-        print(f"{kernel}: {mistake}: compiled", flush=True)
+        made = subprocess.run([nvcc, "-fatbin", *older, "-gencode", f"arch=compute_{newest},code=[sm_{newest},compute_{newest}]",
+                               "-std=c++20", "-O3", "-allow-unsupported-compiler", "-I", kernels, "-o", file_of(out, kernel, mistake),
+                               source_file], capture_output=True, text=True)
+        failed = made.returncode != 0
+        print(f"{kernel}: {mistake}: {'FAILED: nvcc: ' + made.stderr[-500:].strip() if failed else 'compiled'}", flush=True)
+        return not failed
 
 
 def compile_all(source, out, nvcc, names):
-    check(source)
+    """How many failed."""
     kernels, mutants = asked_for(names)
     out.mkdir(parents=True, exist_ok=True)
     unchanged = [(kernel, "unchanged", "", "", "") for kernel in kernels]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for made in [pool.submit(compile_one, source, out, nvcc, *each) for each in unchanged + mutants]:
-            made.result()
+        made = [pool.submit(compile_one, source, out, nvcc, *each) for each in unchanged + mutants]
+    failures = sum(not one.result() for one in made)
+    print(f"mutants: {failures} of {len(made)} not compiled" if failures else "mutants: all compiled")
+    return failures
 
 
 def run(folder, tests, kernel, mistake, number=0):
-    """(exit code, output); a run ends with its first failure."""
+    """(exit code, output); a run ends with its first failure. Without its file, or if it does not end, the code is None."""
     file = file_of(folder, kernel, mistake)
     if not file.exists():
-        sys.exit(f"mutants: {file} is not there; mutants.py compile makes it")
-    done = subprocess.run([tests, "--abort", *TESTS[kernel]], env=dict(gpus.environment(number), ATTN_KERNEL_FILE=str(file.resolve())),
-                          capture_output=True, text=True, errors="replace", timeout=300)
+        return None, f"{file.name} is not there; mutants.py compile makes it"
+    try:
+        done = subprocess.run([tests, "--abort", *TESTS[kernel]], env=dict(gpus.environment(number), ATTN_KERNEL_FILE=str(file.resolve())),
+                              capture_output=True, text=True, errors="replace", timeout=300)
+    except subprocess.TimeoutExpired as error:
+        return None, f"not ended after {error.timeout} s"
     return done.returncode, done.stdout + done.stderr
 
 
 def run_all(folder, tests, names):
     kernels, mutants = asked_for(names)
-    failures = 0
+    failures, broken = 0, set()
     with ThreadPoolExecutor(max(1, os.cpu_count() // 2)) as pool:
         runs = {(kernel, mistake): pool.submit(run, folder, tests, kernel, mistake, number)
                 for number, (kernel, mistake) in enumerate([(kernel, "unchanged") for kernel in kernels] + [m[:2] for m in mutants])}
@@ -456,24 +474,30 @@ def run_all(folder, tests, names):
         if f"SKIP: {kernel}:" in output:
             print(output[output.index(f"SKIP: {kernel}:"):].splitlines()[0])
             return 77
-        print(f"{kernel}: unchanged: {'passed' if code == 0 and 'All tests passed' in output else 'FAILED'}", flush=True)
-        if code != 0 or "All tests passed" not in output:
+        passed = code == 0 and "All tests passed" in output
+        print(f"{kernel}: unchanged: {'passed' if passed else 'FAILED'}", flush=True)
+        if not passed:
             print(output[-3000:])
-            return 1
+            broken.add(kernel)
     for kernel, mistake, *_ in mutants:
         code, output = runs[kernel, mistake].result()
-        found = code != 0 and kernel in output and "FAILED" in output
-        print(f"{kernel}: {mistake}: {'found' if found else 'NOT FOUND'}", flush=True)
-        failures += not found
+        if code is None:
+            verdict = f"FAILED: {output}"
+        elif kernel in broken:
+            verdict = "FAILED: nothing is found by tests that fail unchanged"
+        else:
+            verdict = "found" if code != 0 and kernel in output and "FAILED" in output else "NOT FOUND"
+        print(f"{kernel}: {mistake}: {verdict}", flush=True)
+        failures += verdict != "found"
     print(f"mutants: {len(mutants) - failures} of {len(mutants)} found")
-    return 1 if failures else 0
+    return 1 if failures or broken else 0
 
 
 if __name__ == "__main__":
     if len(sys.argv) == 3 and sys.argv[1] == "check":
         check(Path(sys.argv[2]))
     elif len(sys.argv) >= 5 and sys.argv[1] == "compile":
-        compile_all(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], sys.argv[5:])
+        sys.exit(1 if compile_all(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], sys.argv[5:]) else 0)
     elif len(sys.argv) >= 4 and sys.argv[1] == "run":
         sys.exit(run_all(Path(sys.argv[2]), sys.argv[3], sys.argv[4:]))
     else:

@@ -2,6 +2,8 @@
 
 Lists and summaries differ between versions of Catch2; what is read must not.
 """
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -117,6 +119,20 @@ class Results(unittest.TestCase):
             mutants.file_of(folder, "k", "x").write_text("")
             done, output = mutants.run(folder, PROGRAM, "k", "x")
             self.assertEqual((done != 0, "All tests passed" in output, "FAILED" in output), (code == 1, code == 0, code == 1))
+        done, output = mutants.run(folder, PROGRAM, "k", "of no file")
+        self.assertEqual((done, "is not there" in output), (None, True))
+
+    def test_a_mutant_that_is_stale(self):
+        folder, environment = self.bin(nvcc='while [ "$1" != -o ]; do shift; done; touch "$2"')
+        usual = mutants.MUTANTS
+        try:
+            mutants.MUTANTS = [(mutants.MERGE, "stale", "merge/merge_cuda.cu", "no such text", ""), next(m for m in usual if m[0] == mutants.MERGE)]
+            with contextlib.redirect_stdout(io.StringIO()) as text:
+                self.assertEqual(mutants.compile_all(SOURCE, folder, folder / "nvcc", [mutants.MERGE]), 1)
+        finally:
+            mutants.MUTANTS = usual
+        self.assertIn("stale: FAILED: kernels/merge/merge_cuda.cu has no", text.getvalue())
+        self.assertEqual(len(list(folder.glob("merge_cuda-*.fatbin"))), 2)
 
     def test_sanitize(self):
         log = 'while [ "$1" != --log-file ]; do shift; done; echo "========= ERROR SUMMARY: 0 errors" >"$2"; shift 2; exec "$@"'
