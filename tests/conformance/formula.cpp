@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "core/dtype.h"
 
@@ -15,6 +14,16 @@ double with_digits_of_f16(double x) {
   int exponent = 0;
   const double digits = std::frexp(x, &exponent);
   return std::ldexp(rounded(ATTN_F16, digits), exponent);
+}
+
+// In four sums, which need not wait for each other: most of a test's time is spent here.
+double dot(const std::vector<double>& a, const std::vector<double>& b) {
+  double sums[4] = {};
+  size_t d = 0;
+  for (; d + 4 <= a.size(); d += 4)
+    for (size_t n = 0; n < 4; ++n) sums[n] += a[d + n] * b[d + n];
+  for (; d < a.size(); ++d) sums[0] += a[d] * b[d];
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
 // Each key's tile, if a segment is cut from its first key on into tiles of this many keys; 0: all
@@ -51,7 +60,7 @@ Outputs compute(const Case& c, const Data& data, const Rounding* as, const Plant
         for (int64_t j = 0; j < c.keys(b); ++j) {
           if (!visible(c, data, b, h, i, j)) continue;
           const auto& k = data.k_real[first_key + j];
-          double s = scale * std::inner_product(q.begin(), q.end(), k.begin(), 0.0);
+          double s = scale * dot(q, k);
           if (c.softcap > 0) s = c.softcap * std::tanh(s / c.softcap);
           s += bias_at(c, data, b, h, i, j);
           if (c.has(ATTN_ALIBI)) {
