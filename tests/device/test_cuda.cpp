@@ -113,39 +113,51 @@ TEST_CASE("cuda: every forward kernel on few problems") {
 }
 
 // Items of few tiles of keys follow each other in a block, and in a cluster of two; some see no
-// key.
-TEST_CASE("cuda: more items than blocks") {
+// key. With max_sms of 2 or 3, kernels whose blocks take one item after the other have at most 3
+// blocks, or one cluster of two. An item is a tile of at most 256 queries of a head, or of 192 of a
+// pair of heads: 260 queries of 4 heads in 3 batch entries are at least 24 items of heads, for 3
+// blocks, and 12 of pairs, for one cluster.
+void check_more_items_than_blocks(attn_dtype type) {
   std::vector<const Kernel*> kernels = kernels_here(Op::forward, false);
   std::erase_if(kernels, [](const Kernel* k) { return k->backend != ATTN_BACKEND_CUDA; });
   if (kernels.empty()) ATTN_SKIP(backend_of(ATTN_BACKEND_CUDA).reason);
   int problems = 0, ran = 0;
-  for (const attn_dtype type : {ATTN_BF16, ATTN_F16, ATTN_F8_E4M3FN}) {
-    for (const int64_t head_dim : largest_head_dims(type_bit(type))) {
-      for (const int32_t keys : {100, 300}) {
-        for (const uint64_t mask :
-             {uint64_t{0}, uint64_t{ATTN_CAUSAL}, uint64_t{ATTN_CAUSAL_TOP_LEFT}}) {
-          Case c;
-          c.name = join("items-", type, "-", head_dim, "-", keys, "-", mask);
-          c.batch = 3;
-          c.heads_q = 4;
-          c.heads_kv = 2;
-          c.head_dim = c.head_dim_v = head_dim;
-          c.seqlen_q = 512;
-          c.q_type = type;
-          c.out_type = ATTN_F32;
-          c.flags = mask;
-          c.max_sms = 2 + problems++ % 2;
-          SegmentCase s;
-          s.k_type = s.v_type = type;
-          s.capacity = keys;
-          s.lengths = {keys, 0, keys / 2};
-          c.segments = {s};
-          ran += check_case(c, kernels);
-        }
+  for (const int64_t head_dim : largest_head_dims(type_bit(type))) {
+    for (const int32_t keys : {100, 300}) {
+      for (const uint64_t mask :
+           {uint64_t{0}, uint64_t{ATTN_CAUSAL}, uint64_t{ATTN_CAUSAL_TOP_LEFT}}) {
+        Case c;
+        c.name = join("items-", type, "-", head_dim, "-", keys, "-", mask);
+        c.batch = 3;
+        c.heads_q = 4;
+        c.heads_kv = 2;
+        c.head_dim = c.head_dim_v = head_dim;
+        c.seqlen_q = 260;
+        c.q_type = type;
+        c.out_type = ATTN_F32;
+        c.flags = mask;
+        c.max_sms = 2 + problems++ % 2;
+        SegmentCase s;
+        s.k_type = s.v_type = type;
+        s.capacity = keys;
+        s.lengths = {keys, 0, keys / 2};
+        c.segments = {s};
+        ran += check_case(c, kernels);
       }
     }
   }
   CHECK(ran > 0);
+}
+
+// A case of each type, so that processes share them.
+TEST_CASE("cuda: more items than blocks of bf16") {
+  check_more_items_than_blocks(ATTN_BF16);
+}
+TEST_CASE("cuda: more items than blocks of f16") {
+  check_more_items_than_blocks(ATTN_F16);
+}
+TEST_CASE("cuda: more items than blocks of fp8") {
+  check_more_items_than_blocks(ATTN_F8_E4M3FN);
 }
 
 TEST_CASE("cuda: a captured run replays with other lengths and values") {
