@@ -11,6 +11,7 @@
 #include <map>
 #include <set>
 #include <sstream>
+#include <stdexcept>
 
 #include "../catch.h"
 #include "api/handles.h"
@@ -250,10 +251,31 @@ std::vector<const Kernel*> sharing(std::vector<const Kernel*> kernels, const Cas
   return kernels;
 }
 
+// Whether the n-th kernel of a device is of this process's part (ATTN_KERNELS_PART).
+static bool in_part(uint64_t n) {
+  struct Part {
+    uint64_t number, count;
+  };
+  static const Part part = [] {
+    Part of = {1, 1};
+    if (const char* text = std::getenv("ATTN_KERNELS_PART")) {
+      std::istringstream stream(text);
+      char slash = 0;
+      if (!(stream >> of.number >> slash >> of.count) || slash != '/' || of.number < 1 ||
+          of.number > of.count)
+        throw std::runtime_error(std::string("ATTN_KERNELS_PART is ") + text + ", not as 1/3");
+    }
+    return of;
+  }();
+  return n % part.count == part.number - 1;
+}
+
 std::vector<const Kernel*> kernels_here(Op op, bool with_reference) {
   std::vector<const Kernel*> found;
+  uint64_t of_devices = 0;
   for (const Kernel& kernel : catalog()) {
     if (kernel.op != op) continue;
+    if (kernel.recipe && !in_part(of_devices++)) continue;
     if (kernel.backend == ATTN_BACKEND_REFERENCE && !with_reference) continue;
     const bool answered = kernel.backend == ATTN_BACKEND_REFERENCE ||
                           (kernel.backend == ATTN_BACKEND_CUDA && op == Op::forward);

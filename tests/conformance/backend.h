@@ -76,7 +76,9 @@ inline bool share(const Kernel& kernel, const Case& c) {  // of the test that ru
 std::vector<const Kernel*> sharing(std::vector<const Kernel*> kernels, const Case& c);
 
 // The kernels of an operation that can run here, in the catalog's order. Those that cannot are
-// printed once per process with the reason and counted as skips.
+// printed once per process with the reason and counted as skips. With the environment's
+// ATTN_KERNELS_PART of 2/3 they are those of hosts and the second of three parts of devices'
+// (tests/device/conformance.py).
 std::vector<const Kernel*> kernels_here(Op op, bool with_reference);
 
 // Copies of host buffers in a backend's memory. Guards travel along.

@@ -1,5 +1,6 @@
 """attn-tests on a device, each case in a process of its own, several at a time: what a case leaves behind reaches no other, and
-one that hangs is cut off alone. The GPUs of the machine, which must be alike, share the cases.
+one that hangs is cut off alone. The GPUs of the machine, which must be alike, share the cases. Cases that take long are several processes
+(PARTS), each with a part of the devices' kernels; their row has the sum of assertions, and the seconds of the longest.
 
     conformance.py BIN_DIR OUT.json COMMIT [--jobs N] [--seconds N] [--only FILTER] [--before JSON]
 
@@ -21,6 +22,22 @@ from pathlib import Path
 
 import gpus
 
+# How many processes run a case. Only cases that look at each kernel by itself, whose kernels are many.
+PARTS = {
+    "forward: random problems for matrix units": 3,
+    "scores: the largest wins, whatever its size": 2,
+    "rows of nobody: behind the last sequence": 2,
+    "accuracy: K/V in 2 to 5 segments against uncut": 2,
+    "accuracy: 100 runs give the same bits": 2,
+    "descales: from the smallest to the largest, on every kernel of fp8": 2,
+    "forward: boundary shapes": 2,
+    "decode: random problems": 3,
+    "positions: random problems": 3,
+    "positions: the merged results of ranks are the whole sequence's": 2,
+    "caches: a token over a cache, full and causal, is what it is by hand": 2,
+    "forward: the output shows the mask": 2,
+    "forward: prefill over pages": 2,
+}
 RESULTS = ("passed", "failed", "cut off", "skipped")
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
@@ -51,12 +68,15 @@ def longest_first(names, before):
     return sorted(names, key=lambda name: -seconds.get(name, math.inf))
 
 
-def run(tests, name, seconds, number=0):
+def run(tests, name, seconds, number=0, part=(1, 1)):
     begin = time.monotonic()
+    environment = gpus.environment(number)
+    if part[1] > 1:
+        environment["ATTN_KERNELS_PART"] = "{}/{}".format(*part)
     try:
         # A comma separates names, and a bracket begins a tag.
         done = subprocess.run([tests, re.sub(r"([,\[\\])", r"\\\1", name)], capture_output=True, text=True, errors="replace",
-                              timeout=seconds, env=gpus.environment(number))
+                              timeout=seconds, env=environment)
     except subprocess.TimeoutExpired:
         return {"case": name, "result": "cut off", "seconds": seconds}
     took = round(time.monotonic() - begin, 1)
@@ -70,6 +90,19 @@ def run(tests, name, seconds, number=0):
     elif skipped:
         row["why"] = re.findall(r"^SKIP: (.*)$", relative(done.stdout), re.M)[-1:]
     return row
+
+
+def joined(parts):
+    """The row of a case whose parts are rows."""
+    if len(parts) == 1:
+        return parts[0]
+    worst = next(result for result in ("failed", "cut off", "passed", "skipped") if any(row["result"] == result for row in parts))
+    row = {"case": parts[0]["case"], "result": worst, "seconds": max(row["seconds"] for row in parts),
+           "assertions": sum(row.get("assertions", 0) for row in parts), "parts": [row["seconds"] for row in parts]}
+    output = "".join(row.get("output", "") for row in parts)
+    if worst == "skipped":
+        row["why"] = parts[0]["why"]
+    return {**row, "output": output} if output else row
 
 
 def summary(options, gpu, names, rows, begin):
@@ -95,9 +128,13 @@ def main():
     names = longest_first(cases(tests, options.only), options.before)
     made, rows = {}, []
     with ThreadPoolExecutor(options.jobs) as pool:
-        runs = [pool.submit(run, tests, name, options.seconds, number) for number, name in enumerate(names)]
-        for _ in as_completed(runs):
-            rows = [one.result() for one in runs if one.done()]
+        runs, number = [], 0
+        for name in names:
+            count = PARTS.get(name, 1)
+            runs.append([pool.submit(run, tests, name, options.seconds, number + n, (n + 1, count)) for n in range(count)])
+            number += count
+        for _ in as_completed([one for parts in runs for one in parts]):
+            rows = [joined([one.result() for one in parts]) for parts in runs if all(one.done() for one in parts)]
             made = summary(options, gpu, names, rows, begin)
             measured.write(options.out, made)  # each time, for whoever ends this before its end
     for row in rows:
