@@ -13,7 +13,8 @@ COLORS = {"all_gather": "#1f77b4", "ring": "#d62728", "ulysses": "#2ca02c"}
 HEADS = dict(heads_q=32, heads_kv=8, head_dim=128)
 GPU_ALONE = replace(Machine(), call=0, piece=0)
 ONCE = replace(Machine(), call=300e-6)
-CALLS = sorted((pathlib.Path(__file__).parent / "measured").glob("*_distributed_[24]gpus_*.json"))  # by bench/distributed.py
+CALLS = {json.loads(path.read_text())["gpus"]: path  # by bench/distributed.py, the last of each number of GPUs
+         for path in sorted((pathlib.Path(__file__).parent / "measured").glob("*_distributed_[24]gpus_*.json"))}
 W, H, LEFT, TOP = 330, 220, 50, 30
 
 
@@ -27,11 +28,11 @@ def efficiency(ranks, tokens, **options):
 def calls():
     """Rows of the tables of measured calls: what bench/distributed.py wrote, and what estimate() says."""
     decode = []
-    for report in map(json.loads, (path.read_text() for path in CALLS)):
+    for report in map(json.loads, (path.read_text() for path in CALLS.values())):
         if not any("graph_ms" in cell for cell in report["cells"]):
             continue  # of before
         for tokens in sorted({cell["tokens"] for cell in report["cells"]}):
-            cells = {cell["scheme"]: cell for cell in report["cells"] if cell["tokens"] == tokens}
+            cells = {cell["scheme"]: cell for cell in report["cells"] if cell["tokens"] == tokens and not cell.get("peers")}
             host, gpu = (estimate(report["gpus"], tokens, **HEADS, machine=machine) for machine in (ONCE, GPU_ALONE))
             row = [f"{cells[s]['once_ms']:.3g} ({1e3 * host[s]:.3g}) / {cells[s]['graph_ms']:.3g} ({1e3 * gpu[s]:.3g})" for s in COLORS]
             yield f"| {report['gpus']} | {tokens} | {cells['ring']['alone_ms']:.3g} | {' | '.join(row)} |"
