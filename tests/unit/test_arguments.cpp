@@ -1195,6 +1195,35 @@ TEST_CASE("a wrong append is refused with a sentence") {
   }
 }
 
+TEST_CASE("quantize refuses a descale that is no finite number on the host") {
+  for (attn_backend backend : {ATTN_BACKEND_REFERENCE, ATTN_BACKEND_CPU}) {
+    const attn::context context(backend);
+    auto p = attn::make<attn_quantize_problem>();
+    p.batch = p.seqlen = 1;
+    p.heads = 2;
+    p.head_dim = 4;
+    p.src_type = ATTN_F32;
+    p.dst_type = ATTN_F8_E4M3FN;
+    p.kind = ATTN_DESCALE_HEAD;
+    p.scale = ATTN_SCALE_GIVEN;
+    const attn::plan plan(context, p);
+    const float src[8] = {};
+    uint8_t dst[8];
+    float descale[2] = {1, NAN};
+    auto args = attn::make<attn_quantize_args>();
+    args.src = src;
+    args.dst = dst;
+    args.descale = descale;
+    for (float wrong : {float(NAN), float(INFINITY)}) {
+      descale[1] = wrong;
+      expect(Case{"descale", {}, bad, {"descale[1] is", "accepted: finite values"}},
+             attn_run_quantize(plan.get(), &args, nullptr));
+    }
+    descale[1] = -1;
+    CHECK(attn_run_quantize(plan.get(), &args, nullptr) == ATTN_OK);
+  }
+}
+
 TEST_CASE("info and explain are JSON texts of the size they say") {
   const std::string info = attn::info();
   for (const char* word :
