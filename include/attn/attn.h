@@ -734,7 +734,8 @@ typedef struct attn_quantize_args {
   size_t struct_size;
   const void* src;
   void* dst;
-  float* descale; /* GIVEN: read; AMAX: written; ONE: 1 is written, or NULL */
+  float* descale; /* GIVEN: read, finite (checked on the host); AMAX: written; ONE: 1 is written, or
+                     NULL */
   void* scale;    /* types with scales (attn_dtype): written; i8, i4: f16 [B, S, H] */
 } attn_quantize_args;
 

@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <tuple>
@@ -605,7 +606,8 @@ nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::ha
     descale.need_contiguous();
   } else {
     const float factor = number(scale, "scale", scales);
-    if (factor == 0) refuse("scale is 0; accepted: another number");
+    if (factor == 0 || !std::isfinite(factor))
+      refuse("scale is " + text_of(scale) + "; accepted: finite numbers other than 0");
     p.scale = factor == 1 ? ATTN_SCALE_ONE : ATTN_SCALE_GIVEN;
     if (!(own_scales && factor == 1)) descale = reader.full("descale", descale_shape, factor);
   }

@@ -15,6 +15,11 @@ namespace attn {
 inline const char* dtype_name(attn_dtype type) {
   return type_info(type).name;
 }
+// The same; the number of what is no type.
+inline std::string dtype_text(attn_dtype type) {
+  const bool known = type >= 0 && type < end_of_dtypes;
+  return known ? dtype_name(type) : std::to_string(int(type));
+}
 // ATTN_DTYPE_NONE if no type has this name.
 attn_dtype dtype_from_name(std::string_view name);
 

@@ -34,7 +34,7 @@ Status make_recent(KvRollProblem* p) {
     return invalid("recent.v_in_k is ", s.v_in_k, "; accepted: old.v_in_k, ", p->to.v_in_k);
   if (s.v_in_k && s.v_type == ATTN_DTYPE_NONE) s.v_type = s.k_type;
   if (s.v_type != s.k_type)
-    return invalid("recent.v_type is ", dtype_name(s.v_type), "; accepted: recent.k_type, ",
+    return invalid("recent.v_type is ", dtype_text(s.v_type), "; accepted: recent.k_type, ",
                    dtype_name(s.k_type));
   if (s.k_descale != ATTN_DESCALE_NONE || s.v_descale != ATTN_DESCALE_NONE)
     return invalid("recent.k_descale is ", int(s.k_descale), ", recent.v_descale ",

@@ -1,5 +1,7 @@
 #include "problem/operations.h"
 
+#include <cmath>
+
 #include "core/ceil_div.h"
 #include "core/dtype.h"
 #include "problem/problem.h"
@@ -165,7 +167,12 @@ Status check_quantize_args(const QuantizeProblem& p, const attn_quantize_args* i
   ATTN_TRY(keep_apart(dst, src));
   for (const Placed& other : {src, dst, descale}) ATTN_TRY(keep_apart(scale, other));
   ATTN_TRY(keep_apart(dst, descale));
-  return p.scale == ATTN_SCALE_GIVEN ? Status{} : keep_apart(descale, src);
+  if (p.scale != ATTN_SCALE_GIVEN) return keep_apart(descale, src);
+  const bool read = host_memory && args->descale;
+  for (int64_t n = 0; read && n < num_descales(p); ++n)
+    if (!std::isfinite(args->descale[n]))
+      return invalid("descale[", n, "] is ", args->descale[n], "; accepted: finite values");
+  return {};
 }
 
 }  // namespace attn

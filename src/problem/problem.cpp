@@ -88,7 +88,7 @@ bool same(const attn_strides& a, const attn_strides& b) {
 Status take_v_from_k(const std::string& name, const KvShape& shape, const attn_segment& given,
                      Segment* s) {
   if (s->v_type != ATTN_DTYPE_NONE && s->v_type != s->k_type)
-    return invalid(name, "v_type is ", dtype_name(s->v_type), "; accepted with v_in_k: none, or ",
+    return invalid(name, "v_type is ", dtype_text(s->v_type), "; accepted with v_in_k: none, or ",
                    dtype_name(s->k_type), " as k_type");
   if (shape.head_dim_v > shape.head_dim)
     return invalid(name, "head_dim_v is ", shape.head_dim_v,
@@ -141,9 +141,7 @@ Status make_lists(const std::string& name, const Problem& p, Segment* s) {
   ATTN_TRY(in_range(name + "list_size", s->list_size, 1, max_extent / s->list_block));
   if (p.q_layout == ATTN_PACKED && s->list_queries != 1)
     return invalid(name, "list_queries is ", s->list_queries, "; accepted with packed q: 1");
-  if (s->list_heads != 1 && s->list_heads != p.heads_kv)
-    return invalid(name, "list_heads is ", s->list_heads, "; accepted: 1, ", p.heads_kv,
-                   " (heads_kv)");
+  ATTN_TRY(one_or(name + "list_heads", s->list_heads, p.heads_kv, "heads_kv"));
   if (s->list_of_pool != 0 && s->list_of_pool != 1)
     return invalid(name, "list_of_pool is ", s->list_of_pool, "; accepted: 0, 1");
   if (s->list_of_pool) {
@@ -211,10 +209,8 @@ Status make_block_mask(Problem* p) {
   ATTN_TRY(in_range("block_k", p->block_k, 1, max_extent));
   if (p->mask_batch == 0) p->mask_batch = 1;
   if (p->mask_heads == 0) p->mask_heads = 1;
-  if (p->mask_batch != 1 && p->mask_batch != p->batch)
-    return invalid("mask_batch is ", p->mask_batch, "; accepted: 1, ", p->batch, " (batch)");
-  if (p->mask_heads != 1 && p->mask_heads != p->heads_q)
-    return invalid("mask_heads is ", p->mask_heads, "; accepted: 1, ", p->heads_q, " (heads_q)");
+  ATTN_TRY(one_or("mask_batch", p->mask_batch, p->batch, "batch"));
+  ATTN_TRY(one_or("mask_heads", p->mask_heads, p->heads_q, "heads_q"));
   return in_range("mask_partials", p->mask_partials, 0, max_extent);
 }
 

@@ -33,7 +33,13 @@ Status whole_blocks(const std::string& dim_name, attn_dtype type, int64_t dim) {
 
 Status one_of(const std::string& name, attn_dtype type, uint32_t accepted) {
   if (type_bit(type_info(type).type) & accepted) return {};
-  return invalid(name, " is ", dtype_name(type), "; accepted: ", type_names(accepted));
+  return invalid(name, " is ", dtype_text(type), "; accepted: ", type_names(accepted));
+}
+
+Status one_or(const std::string& name, int64_t value, int64_t all, const char* of) {
+  if (value == 1 || value == all) return {};
+  if (all == 1) return invalid(name, " is ", value, "; accepted: 1 (", of, ")");
+  return invalid(name, " is ", value, "; accepted: 1, ", all, " (", of, ")");
 }
 
 Status resolve_strides(const std::string& name, attn_dtype type, int64_t inner, bool written,

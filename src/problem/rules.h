@@ -22,6 +22,8 @@ Status window_side(const std::string& name, int64_t* side);
 Status whole_blocks(const std::string& dim_name, attn_dtype type, int64_t dim);
 // `accepted`: bits of type_bit.
 Status one_of(const std::string& name, attn_dtype type, uint32_t accepted);
+// 1, or `all`, of which `of` says how many.
+Status one_or(const std::string& name, int64_t value, int64_t all, const char* of);
 
 struct Extent {
   const char* name;

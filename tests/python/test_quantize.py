@@ -64,6 +64,9 @@ class Quantize(Case):
         self.refuses(TypeError, ["saturate is a int", "a bool"], attn.quantize, x, "f8_e4m3fn", saturate=1)
         self.refuses(TypeError, ["backend is a int"], attn.quantize, x, "f8_e4m3fn", backend=1)
         self.refuses(ValueError, ["scale is 0"], attn.quantize, x, "f8_e4m3fn", scale=0)
+        for scale in float("nan"), float("inf"):
+            self.refuses(ValueError, [f"scale is {scale}; accepted: finite numbers"], attn.quantize, x, "f8_e4m3fn", scale=scale)
+            self.refuses(ValueError, ["descale[1] is", "finite"], attn.quantize, x, "f8_e4m3fn", scale=np.array([[1, scale]], np.float32), per="head")
         self.refuses(ValueError, ["scale is 1e-50", "f32"], attn.quantize, x, "f8_e4m3fn", scale=1e-50)
 
     def test_sentences(self):

@@ -150,7 +150,10 @@ TEST_CASE("a wrong problem is refused with a sentence") {
        bad,
        {"q_type", "f32"}},
       {"q_type ggml", [](Setup& s) { s.problem.q_type = ATTN_Q8_0; }, bad, {"q_type is q8_0"}},
-      {"q_type unknown", [](Setup& s) { s.problem.q_type = attn_dtype(77); }, bad, {"q_type"}},
+      {"q_type unknown",
+       [](Setup& s) { s.problem.q_type = attn_dtype(77); },
+       bad,
+       {"q_type is 77; accepted: f32"}},
       {"k_type unset", [](Setup& s) { s.segment.k_type = ATTN_DTYPE_NONE; }, bad, {"k_type"}},
       {"v_type f64", [](Setup& s) { s.segment.v_type = ATTN_F64; }, bad, {"v_type is f64"}},
       {"out_type ggml",
@@ -1189,6 +1192,35 @@ TEST_CASE("a wrong append is refused with a sentence") {
     for (const std::vector<float>* x : {&s.k, &s.v, &s.q_out})
       for (float value : *x) CHECK(std::isnan(value));
     CHECK(s.after == std::vector<int32_t>{-7, -7});
+  }
+}
+
+TEST_CASE("quantize refuses a descale that is no finite number on the host") {
+  for (attn_backend backend : {ATTN_BACKEND_REFERENCE, ATTN_BACKEND_CPU}) {
+    const attn::context context(backend);
+    auto p = attn::make<attn_quantize_problem>();
+    p.batch = p.seqlen = 1;
+    p.heads = 2;
+    p.head_dim = 4;
+    p.src_type = ATTN_F32;
+    p.dst_type = ATTN_F8_E4M3FN;
+    p.kind = ATTN_DESCALE_HEAD;
+    p.scale = ATTN_SCALE_GIVEN;
+    const attn::plan plan(context, p);
+    const float src[8] = {};
+    uint8_t dst[8];
+    float descale[2] = {1, NAN};
+    auto args = attn::make<attn_quantize_args>();
+    args.src = src;
+    args.dst = dst;
+    args.descale = descale;
+    for (float wrong : {float(NAN), float(INFINITY)}) {
+      descale[1] = wrong;
+      expect(Case{"descale", {}, bad, {"descale[1] is", "accepted: finite values"}},
+             attn_run_quantize(plan.get(), &args, nullptr));
+    }
+    descale[1] = -1;
+    CHECK(attn_run_quantize(plan.get(), &args, nullptr) == ATTN_OK);
   }
 }
 

@@ -137,7 +137,7 @@ const Case problems[] = {
     {"lists of query heads",
      [](Setup& s) { s.segment.list_heads = 4; },
      bad,
-     {"list_heads is 4", "1, 1 (heads_kv)"}},
+     {"list_heads is 4; accepted: 1 (heads_kv)"}},
     {"lists of packed keys",
      [](Setup& s) {
        s.segment.layout = ATTN_PACKED;
