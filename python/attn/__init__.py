@@ -11,7 +11,7 @@ import os
 
 from . import _attn, _mla, _rocm
 from ._errors import (DriverError, DriverMissing, Error, InternalError, InvalidArgument, NoDevice, OutOfMemory,
-                      Unsupported, renamed, with_names)
+                      Unsupported, renamed)
 from ._masks import BlockMask
 
 __all__ = ["BlockMask", "DriverError", "DriverMissing", "Error", "InternalError", "InvalidArgument", "NoDevice",
@@ -123,7 +123,8 @@ def backward(d_out, q, k, v, out, lse, *, causal=False, causal_top_left=False, w
     backend            "auto", "reference", "cpu" or "cuda", which takes f16 and bf16; hip has no kernel yet
 
     Equal calls give equal bits, on any number of threads and multiprocessors. docs/backward.md says what is computed, and how accurately."""
-    return _attn.backward(locals())
+    with renamed({"seqlens": "seqlens_kv", "cu_seqlens": "cu_seqlens_kv"}):
+        return _attn.backward(locals())
 
 
 class Plan(_attn.Plan):
@@ -216,7 +217,8 @@ def kv_append(k_new, v_new, k_cache, v_cache, seqlens=None, *, cu_seqlens_new=No
     max_seqlen_new      with cu_seqlens_new: the most new tokens of a sequence, or more; None = total
     block_table         i32 [B, pages]: k_cache and v_cache are pages [num_pages, page_size, Hkv, D]
     slot_mapping        i64 [B, T], or [T] for k_new [T, Hkv, D]: instead of seqlens and block_table, where each token goes in the pages,
-                        page * page_size + place; negative: nowhere. Without rotation
+                        page * page_size + place; negative: nowhere. If two tokens have one slot, its contents are
+                        undefined. Without rotation
     k_descale           f32 [1], [B, Hkv] or [B, Hkv, blocks of 64 or 128 keys]; read. v_descale: the same
     k_type, v_type      as in forward(); k_scale, v_scale too, but they are written
     rotary_cos          f32 [S or more positions, R / 2], as rotary_sin: the first R elements of each head of k_new and q are
@@ -228,10 +230,8 @@ def kv_append(k_new, v_new, k_cache, v_cache, seqlens=None, *, cu_seqlens_new=No
     seqlens_out         i32 [B]: is set to the new lengths instead. If several layers share seqlens, only the last one advances it
     backend             as in forward()
     """
-    try:
+    with renamed({"k": "k_cache", "v": "v_cache"}):
         return _attn.kv_append(locals())
-    except Error as error:
-        raise with_names(error, {"k": "k_cache", "v": "v_cache"}) from None
 
 
 # attn.h's names in errors of kv_roll.

@@ -49,6 +49,17 @@ def with_names(error, names):
     return type(error)(text)
 
 
+# attn.h's names of forward()'s arguments, in sentences about wrong ones.
+_FORWARD = {"seqlen": "max_seqlen_kv", "segments' seqlen": "segments' lengths", "seqlen_q": "max_seqlen_q", "seqlens": "seqlens_kv",
+            "cu_seqlens": "cu_seqlens_kv", "list is at": "lists is at", "list_heads": "lists.shape[-2]", "list_size": "lists.shape[-1]",
+            "bias_type": "bias", "out_type": "out_dtype"}
+
+
+def forward_error(status, text):
+    error = error_type(status)(text)
+    return with_names(error, _FORWARD) if isinstance(error, InvalidArgument) else error
+
+
 @contextlib.contextmanager
 def renamed(names):
     """Errors raised inside get the caller's argument names."""

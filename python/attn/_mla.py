@@ -2,7 +2,7 @@
 from ._arrays import need, shape_text
 from ._errors import renamed
 
-_NAMES = {"k": "cache", "k_type": "cache_type", "k_scale": "cache_scale", "k_descale": "descale", "seqlens_kv": "seqlens", "seqlens": "seqlens",
+_NAMES = {"k": "cache", "k_type": "cache_type", "k_scale": "cache_scale", "k_descale": "descale", "seqlens_kv": "seqlens",
           "lists": "indices", "list_of_pool": "indices_of_pool"}
 
 

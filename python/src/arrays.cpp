@@ -240,15 +240,15 @@ std::string text(nb::handle value, const std::string& name, const char* accepted
 }
 
 int64_t integer(nb::handle value, const std::string& name, const char* accepted, int64_t low,
-                int64_t high) {
+                int64_t high, const char* range) {
   const nb::object index = nb::steal(PyNumber_Index(value.ptr()));
   PyErr_Clear();
   if (!index) refuse_type(value, name, accepted);
   int overflow;
   const long long result = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
   if (overflow || result < low || result > high)
-    refuse(name + " is " + text_of(index) + "; accepted: " + std::to_string(low) + " to " +
-           std::to_string(high));
+    refuse(name + " is " + text_of(index) +
+           "; accepted: " + (range ? range : std::to_string(low) + " to " + std::to_string(high)));
   return result;
 }
 

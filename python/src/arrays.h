@@ -73,9 +73,10 @@ bool boolean(nb::handle value, const std::string& name);
 float number(nb::handle value, const std::string& name, const char* accepted);
 std::string text(nb::handle value, const std::string& name, const char* accepted);
 int64_t integer(nb::handle value, const std::string& name, const char* accepted = "an integer",
-                int64_t low = INT64_MIN, int64_t high = INT64_MAX);
-inline int32_t integer32(nb::handle value, const std::string& name) {
-  return int32_t(integer(value, name, "an integer", INT32_MIN, INT32_MAX));
+                int64_t low = INT64_MIN, int64_t high = INT64_MAX, const char* range = nullptr);
+// `range`: of its values, if not all of 32 bits.
+inline int32_t integer32(nb::handle value, const std::string& name, const char* range = nullptr) {
+  return int32_t(integer(value, name, "an integer", INT32_MIN, INT32_MAX, range));
 }
 std::pair<int64_t, int64_t> integers(nb::handle pair, const std::string& name,
                                      const char* accepted);

@@ -457,10 +457,11 @@ Call::Call(const Arguments& arguments)
   clear(&args_);
   read_queries();
   const Device device = reader_.origin().device;
-  if (given(Name::num_threads)) threads_ = integer32(argument(Name::num_threads), "num_threads");
+  constexpr const char* thread_range = "1 to 4096, or 0 for that of set_num_threads";
+  if (given(Name::num_threads))
+    threads_ = integer32(argument(Name::num_threads), "num_threads", thread_range);
   if (threads_ < 0 || threads_ > 4096)
-    refuse("num_threads is " + std::to_string(threads_) +
-           "; accepted: 1 to 4096, or 0 for that of set_num_threads");
+    refuse("num_threads is " + std::to_string(threads_) + "; accepted: " + thread_range);
   if (!device.host())
     threads_ = 0;
   else if (threads_ == 0)
@@ -727,9 +728,11 @@ void Call::read_lists(size_t i) {
     if (!lengths.is_none()) refuse(lengths_name + " is given; accepted without lists: None");
     return;
   }
-  if (given(Name::list_block)) s.list_block = integer32(argument(Name::list_block), "list_block");
+  constexpr const char* sizes = "1, 64, 128";
+  if (given(Name::list_block))
+    s.list_block = integer32(argument(Name::list_block), "list_block", sizes);
   if (given(Name::list_queries))
-    s.list_queries = integer32(argument(Name::list_queries), "list_queries");
+    s.list_queries = integer32(argument(Name::list_queries), "list_queries", sizes);
   const int64_t block = s.list_queries > 1 ? s.list_queries : 1;
   const bool packed = p.q_layout == ATTN_PACKED;
   const Array& lists = keep(reader_.next(value, name));

@@ -682,6 +682,14 @@ void raise(const std::exception_ptr& caught, void*) {
 
 // Python calls these without nanobind, which would look for each argument's name.
 
+// The library's error, with forward()'s names of its arguments.
+void raise_with_names(const error& e) {
+  if (e.status() == ATTN_INTERRUPTED && raise_of_signal()) return;
+  nb::object made =
+      nb::module_::import_("attn._errors").attr("forward_error")(int(e.status()), e.what());
+  PyErr_SetObject(made.type().ptr(), made.ptr());
+}
+
 // What `call` returns, or Python's error for what it throws.
 template <class Called>
 PyObject* guarded(Called&& call) {
@@ -693,8 +701,8 @@ PyObject* guarded(Called&& call) {
     PyErr_SetString(
         e.type() == nb::exception_type::type_error ? PyExc_TypeError : PyExc_RuntimeError,
         e.what());
-  } catch (const error&) {
-    raise(std::current_exception(), nullptr);
+  } catch (const error& e) {
+    raise_with_names(e);
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
   } catch (const std::exception& e) {
@@ -772,7 +780,13 @@ NB_MODULE(_attn, m) {
   nb::class_<PlanObject>(m, "Plan", nb::type_slots(plan_slots))
       .def("__init__",
            [](PlanObject* self, const nb::args& tuple, const nb::kwargs& dict) {
-             new (self) PlanObject(Arguments(plan_name, Kind::execution, tuple.ptr(), dict.ptr()));
+             try {
+               new (self)
+                   PlanObject(Arguments(plan_name, Kind::execution, tuple.ptr(), dict.ptr()));
+             } catch (const error& e) {
+               raise_with_names(e);
+               nb::raise_python_error();
+             }
            })
       .def_prop_ro("kernel",
                    [](const PlanObject& p) { return std::string(p.compiled->made.kernel()); })

@@ -437,7 +437,7 @@ class Types(Case):
         for backend in "reference", "cpu":
             out = attn.forward(q, k, v, bias=mask.astype(np.float16)[None, None], bias_slopes=slopes, backend=backend)
             self.close(out, want, 1e-6)
-        self.refuses(ValueError, "ATTN_BIAS_SLOPES without a bias_type", attn.forward, q, k, v, bias_slopes=slopes)
+        self.refuses(ValueError, "ATTN_BIAS_SLOPES without a bias;", attn.forward, q, k, v, bias_slopes=slopes)
         self.refuses(ValueError, ["bias_slopes has shape [3]", "[Hq]"], attn.forward, q, k, v, bias=bias[None], bias_slopes=slopes[1:])
 
     def test_types_that_are_none(self):
@@ -600,7 +600,12 @@ class Arguments(Case):
         self.refuses(ValueError, ["backend is cuda", "host memory"], attn.forward, q, k, v, backend="cuda")
         self.refuses(ValueError, ["backend is hip-emu"], attn.forward, q, k, v, backend="hip-emu")
         self.refuses(ValueError, ["seqlens_kv has shape [3]", "[2]"], attn.forward, q, k, v, seqlens_kv=np.ones(3, i32))
-        self.refuses(ValueError, ["seqlens", "14"], attn.forward, q, k, v, seqlens_kv=np.array([14, 1], i32))
+        self.refuses(ValueError, ["seqlens_kv[0] is 14"], attn.forward, q, k, v, seqlens_kv=np.array([14, 1], i32))
+        self.refuses(ValueError, ["segment 1: seqlens_kv[0] is 14"], attn.forward, q, [k, k], [v, v],
+                     seqlens_kv=[None, np.array([14, 1], i32)])
+        self.refuses(ValueError, ["max_seqlen_kv is 27; accepted: up to", "= 26"], attn.forward, q, k, v,
+                     block_table=np.zeros((2, 2), i32), max_seqlen_kv=27)
+        self.refuses(ValueError, ["max_seqlen_q is -1"], attn.Plan, q[0], k[:1], v[:1], cu_seqlens_q=np.array([0, 9], i32), max_seqlen_q=-1)
         self.refuses(ValueError, ["max_seqlen_q"], attn.forward, q, k, v, max_seqlen_q=9)
         self.refuses(ValueError, ["cu_seqlens_kv and seqlens_kv"], attn.forward, q, k[0], v[0],
                      cu_seqlens_kv=np.array([0, 3, 13], i32), seqlens_kv=np.ones(2, i32))
@@ -762,9 +767,9 @@ class Checks(Case):
 
     def test_lengths(self):
         q, k, v = self.qkv()
-        self.refuses(attn.InvalidArgument, ["seqlens[1] is 14", "0 to 13"], attn.check, q, k, v,
+        self.refuses(attn.InvalidArgument, ["seqlens_kv[1] is 14", "0 to 13"], attn.check, q, k, v,
                      seqlens_kv=np.array([13, 14], np.int32))
-        self.refuses(attn.InvalidArgument, ["cu_seqlens[1] is -1"], attn.check, q, k[0], v[0],
+        self.refuses(attn.InvalidArgument, ["cu_seqlens_kv[1] is -1"], attn.check, q, k[0], v[0],
                      cu_seqlens_kv=np.array([0, -1, 3], np.int32))
         self.refuses(attn.InvalidArgument, ["cu_seqlens_q[0] is 1"], attn.check, q[0], k, v,
                      cu_seqlens_q=np.array([1, 3, 9], np.int32))

@@ -132,6 +132,7 @@ class Backward(Case):
         refuses("dtype is f16; accepted: q's type, f32, f64", *good, dtype="f16")
         refuses("d_out has shape [1, 9, 4, 16]; accepted: [B, Sq, Hq, Dv] = [2, 9, 4, 16]", out[:1], *good[1:])
         refuses("lse has shape [2, 9, 4]; accepted: [B, Hq, Sq]", *good[:5], lse.reshape(2, 9, 4))
+        refuses("seqlens_kv[0] is 14; accepted: 0 to 13", *good, seqlens_kv=np.array([14, 1], np.int32))
         refuses("lse is a NoneType", *good[:5], None, error=TypeError)
         refuses("k_type is f32; accepted for backward: q's type, f16", out, q.astype(np.float16), k, v, out, lse, error=attn.Unsupported)
 

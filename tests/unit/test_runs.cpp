@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -89,10 +90,15 @@ int allocations_of(Run&& run) {
 
 // Zeros, in which every array of a call may lie that is only read: lengths, offsets, pages, kinds.
 struct Memory {
-  std::vector<char> bytes;
-  explicit Memory(size_t size = 1 << 22) : bytes(size) {}
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  // Zeros, without a write to each page.
+  std::unique_ptr<void, Free> bytes;
+  explicit Memory(size_t size = 1 << 22) : bytes(std::calloc(size, 1)) {}
   char* at(size_t place) {
-    return bytes.data() + (256 - reinterpret_cast<uintptr_t>(bytes.data()) % 256) % 256 + place;
+    char* const first = static_cast<char*>(bytes.get());
+    return first + (256 - reinterpret_cast<uintptr_t>(first) % 256) % 256 + place;
   }
 };
 
@@ -232,9 +238,8 @@ int allocations_of_forward(attn_context* context, const Kernel& kernel, const Va
   INFO(attn_last_error());
   REQUIRE(status == ATTN_OK);
   const size_t bytes = attn_plan_workspace(plan.plan);
-  std::vector<char> room(bytes + 256);
-  char* workspace = room.data() + (256 - reinterpret_cast<uintptr_t>(room.data()) % 256) % 256;
-  return allocations_of([&] { return attn_run(plan.plan, &args, workspace, bytes, nullptr); });
+  Memory room(bytes + 256);
+  return allocations_of([&] { return attn_run(plan.plan, &args, room.at(0), bytes, nullptr); });
 }
 
 // The most segments that the rows of a backend take.
