@@ -153,7 +153,7 @@ MUTANTS = [
     (BLOCKS, "the scale of the neighbouring block", "decode/own.cuh",
      "Rows::k_scales(both, block)", "Rows::k_scales(both, block ^ 1)"),
     (BLOCKS, "the first of a row's heads for all", "decode/decode_tiles.h",
-     "head % heads * head_bytes", "0 * head_bytes"),
+     "(head & (heads - 1)) * head_bytes", "0 * head_bytes"),
     (BLOCKS, "the fifth bit of the neighbouring column of K", "decode/own_elements.cuh",
      "a[upper][2 * i + key] |= twice >> i &", "a[upper][2 * i + key] |= twice >> (1 - i) &"),
     (BLOCKS, "the fifth bit of the neighbouring column of V", "decode/own_elements.cuh",
