@@ -3,10 +3,10 @@ of 64 in random order. Each query has a list of 2048 random keys of its sequence
 
     python3 bench/lists.py --lib build/release/lib/libattn.so
     python3 bench/lists.py --lib before=old/libattn.so --lib after=libattn.so --cells heads --out lists.json
-    python3 bench/lists.py --lib build/release/lib/libattn.so --flashmla _flashmla_C.abi3.so --cells mla_656
+    python3 bench/lists.py --lib build/release/lib/libattn.so --flashmla _flashmla_C.abi3.so --cells lists
 
 A figure is microseconds per launch of a graph of up to 50, over caches in turn that are larger than 200 MB together. The number
-after | is the largest error of an output of some queries against float64, in units of the largest output. --flashmla: FlashMLA as vllm's wheel has it, for lists of mla_656 rows.
+after | is the largest error of an output of some queries against float64, in units of the largest output. --flashmla: FlashMLA as vllm's wheel has it, for lists of latent rows.
 """
 import argparse
 import ctypes as c
@@ -143,24 +143,36 @@ def calls_of(torch, library, kernel, cell, inputs, named):
 
 
 def flashmla_calls(torch, path, cell, inputs):
-    """Its lists are places in the pool, which are made beforehand."""
-    if cell.rows != "mla_656" or not cell.size:
-        raise RuntimeError("for lists of mla_656 rows")
+    """Its lists are places in the pool, which are made beforehand. It takes 64 or 128 heads; fewer are filled up with zeros, as
+    vllm does. bf16 rows by its prefill, which sees one sequence; mla_656 by its decode."""
+    if not cell.size or not (cell.rows == "mla_656" or cell.rows == "bf16" and not cell.heads_kv):
+        raise RuntimeError("for lists of latent bf16 and of mla_656 rows")
     torch.ops.load_library(path)
-    decode = torch.ops._flashmla_C.sparse_decode_fwd
     q, ks, _, table, _, lists = inputs
     pages = lists[:, :, 0].long() // PAGE
     places = (table.long().gather(1, pages.flatten(1)).view_as(pages) * PAGE + lists[:, :, 0] % PAGE).to(torch.int32)
+    heads = -(-cell.heads // 64) * 64
+    q = torch.cat([q, q.new_zeros(*q.shape[:2], heads - cell.heads, q.shape[3])], 2)
+    scale = cell.dims[0] ** -0.5
+
+    def in_order(out):
+        return out.view(cell.batch, cell.seqlen_q, heads, LATENT)[:, :, :cell.heads]
+    if cell.rows == "bf16":
+        prefill = torch.ops._flashmla_C.sparse_prefill_fwd
+        q, places = q.flatten(0, 1), places.flatten(0, 1)[:, None].contiguous()
+        out = torch.empty(q.shape[0], heads, LATENT, device="cuda", dtype=q.dtype)
+        return [lambda k=k: in_order((prefill(q, k.view(-1, 1, LATENT + ROPE), places, scale, LATENT, None, None, out), out)[1]) for k in ks]
+    decode = torch.ops._flashmla_C.sparse_decode_fwd
     if cell.seqlen_q > 1:  # each query is a sequence
         q, places = q.transpose(0, 1), places.transpose(0, 1).contiguous()
     none = (None, None, None, None, None, None, None)
 
     def call(k, *more):
-        out, _, *scheduled = decode(q, k[:, :, None], places, *(more or none), LATENT, cell.dims[0] ** -0.5, None)
+        out, _, *scheduled = decode(q, k[:, :, None], places, *(more or none), LATENT, scale, None)
         return out, scheduled
     _, scheduled = call(ks[0])
     more = (None, None, *scheduled, None, None, None)
-    return [lambda k=k: call(k, *more)[0].view(cell.batch, cell.seqlen_q, cell.heads, LATENT) for k in ks]
+    return [lambda k=k: in_order(call(k, *more)[0]) for k in ks]
 
 
 def measure(options):
@@ -180,7 +192,7 @@ def measure(options):
         some = [(0, 0), (cell.batch - 1, cell.seqlen_q - 1), (0, cell.seqlen_q // 2)]
         wants = [expected(torch, cell, q, ks[0], vs[0], table, lists, b, i) for b, i in some]
         contenders = {label: lambda to, of=of: calls_of(torch, *of, cell, inputs, to) for label, of in libraries.items()}
-        if options.flashmla and cell.rows == "mla_656" and cell.size:
+        if options.flashmla and cell.size and cell.rows != "e4m3" and not cell.heads_kv:
             contenders["flashmla"] = lambda to: flashmla_calls(torch, str(pathlib.Path(options.flashmla).resolve()), cell, inputs)
         for label, calls_by in contenders.items():
             try:

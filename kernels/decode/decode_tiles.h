@@ -71,15 +71,16 @@ ATTN_HOST_DEVICE constexpr RowPlace row_place(int type, int columns) {
 // of the next.
 struct OwnPlace {
   int pitch, panels;
-  int heads, head_bytes;  // of a row, and between them
+  int heads, head_bytes;  // of a row, 1, 2 or 4, and between them
   // Of so many heads at once.
   ATTN_HOST_DEVICE constexpr int key_bytes(int at_once) const {
-    return pitch * panels * (at_once / heads);
+    return pitch * panels * (at_once >> heads_log2());
   }
   // Of keys of a stage.
   ATTN_HOST_DEVICE constexpr int at(int head, int key, int keys) const {
-    return (head / heads * keys + key) * pitch + head % heads * head_bytes;
+    return ((head >> heads_log2()) * keys + key) * pitch + (head & (heads - 1)) * head_bytes;
   }
+  ATTN_HOST_DEVICE constexpr int heads_log2() const { return heads / 2; }
 };
 ATTN_HOST_DEVICE constexpr OwnPlace own_place(int type, int columns, int at_once) {
   const RowPlace row = row_place(type, columns);
@@ -204,7 +205,7 @@ struct DecodeTile {
     return rows_of_group < group_rows ? 2 * usual : usual;
   }
   ATTN_HOST_DEVICE constexpr int static_shared_bytes() const {  // at most; in whole 1024 bytes
-    if (own_types) return 1024 + (rows() * 60 + slot_rows() * 16 + 1023) / 1024 * 1024;
+    if (own_types) return (700 + rows() * 24 + slot_rows() * 4 + 1023) / 1024 * 1024;
     if (swapped) return 1024 + (groups * rows() * 76 + 1023) / 1024 * 1024;
     return 1024;
   }

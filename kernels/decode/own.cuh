@@ -213,13 +213,14 @@ struct Own : Swapped<OwnTypes, tile> {
     K::load_scales(rows[1], scales + 8 * K::scale_pitch(types >> 16));
 #pragma unroll
     for (int two = 0; two < steps / 2; ++two) {
-      const unsigned of_keys[2] = {K::k_scales(rows[0][two], t), K::k_scales(rows[1][two], t)};
-      unsigned w[4];
+      unsigned x_scales[2], y_scales[2], w[4];
+      K::k_scales(x_scales, rows[0][two], t);
+      K::k_scales(y_scales, rows[1][two], t);
       ptx::ldmatrix(w, K::P::chunk(from, 2 * two));
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         unsigned f[2][4];
-        K::take_k(f, w[2 * i], w[2 * i + 1], of_keys, i);
+        K::take_k(f, w[2 * i], w[2 * i + 1], x_scales[i], y_scales[i]);
         multiply<F16>(x, odd, f, 2 * two + i);
       }
     }
@@ -575,9 +576,9 @@ struct Own : Swapped<OwnTypes, tile> {
       add_columns<F16>(block, columns, p);
     }
   }
-  // nvfp4's descales of K and V in the segment of the warp's unit, in shared memory, where other
-  // kernels have Q's scales: there are few registers.
-  __device__ __forceinline__ float* descales() const { return shared.q_scale + 2 * warp(); }
+  // nvfp4's descales of K and V in the segment of the warp's unit, in shared memory:
+  // there are few registers.
+  __device__ __forceinline__ float* descales() const { return shared.descales[warp()]; }
   __device__ __forceinline__ void note_descale(int which, const attn_descale& descale) const {
     __syncwarp();
     if (lane() == 0)

@@ -490,20 +490,21 @@ struct NvFp4 {
     x[2] = evens << 4 & in_place;
     x[3] = odds & in_place;
   }
-  // Scales of a key that a lane needs: of its columns in two times 32, 8 of each. of_key: of 64.
-  static __device__ __forceinline__ unsigned k_scales(unsigned of_key, int t) {
-    return ptx::f16_of_e4m3((unsigned short)__byte_perm(of_key, 0, t < 2 ? 0x4420 : 0x4431));
+  // Scales of a key that a lane needs, each twice: of its columns in two times 32, 8 of each.
+  // of_key: of 64.
+  static __device__ __forceinline__ void k_scales(unsigned (&scales)[2], unsigned of_key, int t) {
+    ptx::f16_of_e4m3_word(__byte_perm(of_key, 0, t < 2 ? 0x2200 : 0x3311), &scales[0], &scales[1]);
   }
-  // 32 columns, number i of two. x, y: the lane's codes of keys g and g + 8; scales: k_scales().
+  // 32 columns. x, y: the lane's codes of keys g and g + 8; scales: of k_scales().
   static __device__ __forceinline__ void take_k(unsigned (&a)[2][4], unsigned x, unsigned y,
-                                                const unsigned (&scales)[2], int i) {
+                                                unsigned x_scale, unsigned y_scale) {
 #pragma unroll
     for (int key = 0; key < 2; ++key) {
-      const unsigned scale = __byte_perm(scales[key], 0, i == 0 ? 0x1010 : 0x3232);
       unsigned codes[4];
       spread(codes, key == 0 ? x : y);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) a[j % 2][j / 2 * 2 + key] = ptx::mul_f16x2(codes[j], scale);
+      for (int j = 0; j < 4; ++j)
+        a[j % 2][j / 2 * 2 + key] = ptx::mul_f16x2(codes[j], key == 0 ? x_scale : y_scale);
     }
   }
   // As of I4. scales: of keys v_key(i), of these columns.
@@ -513,16 +514,20 @@ struct NvFp4 {
     unsigned w[4];
     ptx::ldmatrix_transposed(w, P::chunk(v, 2 * n));
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
+    for (int step = 0; step < 2; ++step) {
+      unsigned scale[2];
+      ptx::f16_of_e4m3_word(
+          __byte_perm(scales[2 * step], scales[2 * step + 1], g < 4 ? 0x6240 : 0x7351), &scale[0],
+          &scale[1]);
 #pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        const unsigned scale = ptx::f16_of_e4m3((unsigned short)__byte_perm(
-            scales[2 * step], scales[2 * step + 1], 0x40 + (2 * i + g / 4) * 0x11));
+      for (int i = 0; i < 2; ++i) {
         unsigned codes[4];
         spread(codes, w[2 * i + step]);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) a[i][j / 2][2 * step + j % 2] = ptx::mul_f16x2(codes[j], scale);
+        for (int j = 0; j < 4; ++j)
+          a[i][j / 2][2 * step + j % 2] = ptx::mul_f16x2(codes[j], scale[i]);
       }
+    }
   }
   // 32 columns from 32n on; v: as of I4. scales: of keys v_key(i), of columns 64 * (n / 2) on.
   static __device__ __forceinline__ void load_v(unsigned (&a)[2][4], unsigned v,

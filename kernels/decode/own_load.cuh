@@ -73,7 +73,7 @@ struct OwnLoader : SwappedLoader<OwnTypes, tile> {
     boxes.key_bytes = place.key_bytes(1 << a.heads_log2);
     boxes.columns = panel_pitch / (has_scale_array(type) ? 1 : 2);
     const int first_head = at.h << a.heads_log2;
-    boxes.head = first_head / place.heads;
+    boxes.head = first_head >> place.heads_log2();
     if (is_ggml(type) && a.heads_log2 == 0) {
       // Boxes begin at multiples of 16 bytes, heads (units of 2 bytes before them) at any of 4.
       boxes.head = 0;

@@ -32,7 +32,7 @@ struct SwappedPart {
 };
 
 // What a warpgroup knows of its rows.
-template <DecodeTile tile>
+template <DecodeTile tile, bool own_types = tile.own_types>
 struct SwappedRows {
   static constexpr int rows = tile.rows(), all_rows = tile.slot_rows();  // these of all heads
   unsigned long long seen[decode_warps];  // with a tree: keys that some row sees
@@ -45,6 +45,16 @@ struct SwappedRows {
   ulonglong2 tree[rows];                   // its words of the tree
   int first_query;                         // with ALiBi: its place among the keys
 };
+template <DecodeTile tile>
+struct SwappedRows<tile, true> {
+  static constexpr int rows = tile.rows(), all_rows = tile.slot_rows();
+  unsigned long long seen[decode_warps];
+  float descales[decode_warps][2];  // of nvfp4: each warp's of K and of V
+  float slope[all_rows];
+  alignas(16) int2 keys[rows];
+  ulonglong2 tree[rows];
+  int first_query;
+};
 struct NoRows {};
 template <DecodeTile tile>
 struct SwappedShared : SwappedRows<tile> {  // of the first warpgroup
@@ -53,13 +63,14 @@ struct SwappedShared : SwappedRows<tile> {  // of the first warpgroup
   Barrier part_full[2], part_empty[2];
   std::conditional_t<tile.own_types, OwnUnit, SwappedUnit> unit[decode_max_stages];
   SwappedPart part[2];
-  Work<tile> work;  // for the second of two warps that load
+  // For the second of two warps that load.
+  std::conditional_t<tile.own_types, NoRows, Work<tile>> work;
 };
 
 template <DecodeTile tile>
 __device__ __forceinline__ SwappedShared<tile>& swapped_shared() {
   // Next to it are find_work's cursor, which block was last, and OwnLoader's boxes.
-  static_assert(sizeof(SwappedShared<tile>) + sizeof(Cursor<tile>) + (tile.own_types ? 192 : 64) <=
+  static_assert(sizeof(SwappedShared<tile>) + sizeof(Cursor<tile>) + (tile.own_types ? 128 : 64) <=
                 tile.static_shared_bytes());
   __shared__ SwappedShared<tile> shared;
   return shared;

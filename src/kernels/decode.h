@@ -94,10 +94,11 @@ inline bool can_have_heads(const Problem& p, int heads) {
 inline bool v_by_fours(const Problem& p) {
   return !(p.needs.v_types & ~(type_bit(ATTN_I4) | type_bit(ATTN_NVFP4)));
 }
-// Bytes between heads; 0 if the kernel takes no rows of several heads of such codes.
+// Bytes between heads; of codes 0 where rows of shared memory have one head: of i4 those of several
+// were no faster.
 inline int head_pitch(const Problem& p, const attn_segment& s, bool v) {
   const attn_dtype type = v ? s.v_type : s.k_type;
-  if (v && (type == ATTN_I4 || type == ATTN_NVFP4) && !v_by_fours(p)) return 0;
+  if (dtype_has_scales(type) && (type != ATTN_NVFP4 || (v && !v_by_fours(p)))) return 0;
   return int(dtype_bytes(type, v ? s.v_stride.head : s.k_stride.head));
 }
 constexpr int64_t units_of_head = 16;  // of a block, for each head it has at once

@@ -395,16 +395,15 @@ void check_nvfp4() {
     const unsigned k_lane = P::of_matrices(warp_rows, lane),
                    v_lane = I4<columns>::v_lane(warp_rows, lane);
     for (int two = 0; two < columns / 64; ++two) {
-      const auto scales = [&](int key) {
-        return Codes::k_scales(ptx::load_shared(unsigned(scales_at + key * scale_row + 4 * two)),
-                               t);
-      };
-      const unsigned of_keys[2] = {scales(g), scales(g + 8)};
-      unsigned w[4];
+      unsigned of_keys[2][2], w[4];
+      for (int i = 0; i < 2; ++i)
+        Codes::k_scales(
+            of_keys[i],
+            ptx::load_shared(unsigned(scales_at + (g + 8 * i) * scale_row + 4 * two)), t);
       ptx::ldmatrix(w, P::chunk(k_lane, 2 * two));
       for (int i = 0; i < 2 && !note; ++i) {
         unsigned a[2][4];
-        Codes::take_k(a, w[2 * i], w[2 * i + 1], of_keys, i);
+        Codes::take_k(a, w[2 * i], w[2 * i + 1], of_keys[0][i], of_keys[1][i]);
         std::vector<int> seen(32);
         const int from = 64 * two + 32 * i;
         check_k(

@@ -244,8 +244,8 @@ TEST_CASE("decode blocks: tensor maps, scales and descales of nvfp4", "[plan]") 
   CHECK(a.segment[0].k_nvfp4_descale.head == 1);
 }
 
-// If heads are adjacent a row has as many as make 128 bytes, of V's codes of 4 bits where all V
-// has.
+// Of nvfp4, if heads are adjacent, a row has as many as make 128 bytes; of V where all V has codes
+// of 4 bits.
 TEST_CASE("decode blocks: rows of several heads", "[plan]") {
   const auto box = [](const TensorMap& map) { return std::vector<int>(map.box, map.box + 3); };
   Input in({ATTN_NVFP4, ATTN_I4});
@@ -254,14 +254,17 @@ TEST_CASE("decode blocks: rows of several heads", "[plan]") {
   const attn_decode_kernarg a = packed(in, &step);
   CHECK(a.heads_log2 == 2);
   CHECK(a.v_by_fours);
-  for (const TensorMap& map : step.maps) {
+  for (const TensorMap& map : {step.maps[0], step.maps[1]}) {
     CHECK(std::vector<int64_t>(map.size, map.size + 3) == std::vector<int64_t>{128, 1000, 4});
     CHECK(map.stride[1] == 128);
     CHECK(box(map) == std::vector<int>{128, 16, 2});
   }
   CHECK(a.segment[0].k_head * 2 == 64);
+  for (const TensorMap& map : {step.maps[2], step.maps[3]})
+    CHECK(box(map) == std::vector<int>{64, 16, 4});
+  CHECK(a.segment[1].k_head == 0);
 
-  Input other({ATTN_I4, ATTN_I8});
+  Input other({ATTN_NVFP4, ATTN_I8});
   other.problem.max_sms = 1;
   const attn_decode_kernarg gathered = packed(other, &step);
   CHECK(!gathered.v_by_fours);
