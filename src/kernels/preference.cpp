@@ -55,9 +55,9 @@ std::string prefer_other(const Problem& p, const DeviceInfo& device, const sm90:
   const Tile& tile = variant.tile;
   if (tile.groups == 1) return too_many_tiles(p, device, tile);
   if (variant.with & sm90::with_fp8) return prefer_other_of_fp8(p, tile);
-  // What sharing 512 columns is worth is open (docs/log/2026-11-28_heads_of_512.md).
-  if (tile.heads)
-    return p.has(ATTN_WINDOW) ? "for windows" : heads_share_little(p, tile.halves ? 1024 : 8192);
+  // Of 512 columns sharing gains nothing (docs/log/2026-11-28_rows_again.md).
+  if (tile.heads && tile.halves) return "as sharing heads of 512 saves no time";
+  if (tile.heads) return p.has(ATTN_WINDOW) ? "for windows" : heads_share_little(p, 8192);
   if (tile.blocks > 1) {
     if (p.causal()) return "for causal masks";
     return pair_shares_little(p, tile, tile.head_dim > 128 ? 4096 : 8192);

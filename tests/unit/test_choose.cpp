@@ -350,7 +350,7 @@ TEST_CASE("choose: few queries go to the decode kernels", "[plan]") {
 TEST_CASE("choose: heads of 512") {
   if (!in_build("fwd_sm90_bf16_d512", "sm_90a")) ATTN_SKIP("this build has no CUDA kernels");
   Shape s = {.heads = 32, .seqlen = 8192, .dim = 512, .seqlen_q = 8192, .heads_kv = 4};
-  CHECK(chosen(h200, s) == "\"fwd_sm90_bf16_d512_heads\"");
+  CHECK(chosen(h200, s) == "\"fwd_sm90_bf16_d512\"");
   CHECK(chosen(a100, s) == "\"fwd_sm80_bf16_d512\"");
   CHECK(chosen(l4, s) == "\"fwd_sm80_bf16_d512\"");  // which has 99 KB of shared memory
   s.page_size = 16;
