@@ -205,7 +205,7 @@ struct DecodeTile {
     return rows_of_group < group_rows ? 2 * usual : usual;
   }
   ATTN_HOST_DEVICE constexpr int static_shared_bytes() const {  // at most; in whole 1024 bytes
-    if (own_types) return (700 + rows() * 24 + slot_rows() * 4 + 1023) / 1024 * 1024;
+    if (own_types) return 1024 + (rows() * 60 + slot_rows() * 16 + 1023) / 1024 * 1024;
     if (swapped) return 1024 + (groups * rows() * 76 + 1023) / 1024 * 1024;
     return 1024;
   }

@@ -200,6 +200,8 @@ Case heads_case(uint64_t seed, int64_t dim, attn_dtype k_type) {
     SegmentCase of;
     of.k_type = n == 1 ? v_type : k_type;
     of.v_type = n == 1 ? k_type : v_type;
+    if (of.k_type == ATTN_NVFP4) of.k_descale = ATTN_DESCALE_HEAD;
+    if (of.v_type == ATTN_NVFP4) of.v_descale = ATTN_DESCALE_HEAD;
     of.capacity = 900;
     of.layout = attn_layout(draw(3));
     of.page_size = 16 << draw(4);
