@@ -5,8 +5,9 @@
     bench/backward.py --plot docs/measured/NAME.json docs/measured/NAME.png     draws a result
 
 16384 tokens, heads * head_dim = 2048, unless the cell says otherwise. Each libattn gradient is compared with
-FlashAttention-2's. --packed: 32768 tokens in documents, and windows, whose gradients are compared with FlashAttention-3's. --lib NAME=PATH may be given several times; builds take turns. With --softcap and --bias peers are left out, and gradients
-are those of other scores than out and lse have: for times only. --fa3: `xformers/flash_attn_3/_C.so` of PyPI's xformers 0.0.34, which wants
+FlashAttention-2's. --packed: 32768 tokens in documents, and windows, whose gradients are compared with FlashAttention-3's. --lib NAME=PATH
+may be given several times; builds take turns. With --softcap and --bias peers are left out, and gradients are those of other
+scores than out and lse have: for times only. --fa3: `xformers/flash_attn_3/_C.so` of PyPI's xformers 0.0.34, which wants
 libcudart.so.12 (--cudart), as nvidia-cuda-runtime-cu12 has it.
 """
 import argparse

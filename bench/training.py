@@ -130,7 +130,8 @@ def main():
                 rounds[name].append(begin.elapsed_time(end) / options.steps)
         took = {name: statistics.median(times) for name, times in rounds.items()}
         share = {name: 1 - took["none"] / ms for name, ms in took.items() if name != "none"}
-        print(f"{cell}: " + ", ".join(f"{name} {ms:.1f} ms{f' ({share[name]:.1%} attention)' if name in share else ''}" for name, ms in took.items()), flush=True)
+        told = [f"{name} {ms:.1f} ms" + (f" ({share[name]:.1%} attention)" if name in share else "") for name, ms in took.items()]
+        print(f"{cell}: {', '.join(told)}", flush=True)
         results.append({"cell": cell, "milliseconds": took, "share_of_attention": share, "losses": losses,
                         "clocks": {name: watch.means() for name, watch in watches.items()}})
         if options.out:
