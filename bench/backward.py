@@ -2,16 +2,21 @@
 """Times the backward pass beside PyTorch's FlashAttention-2 and cuDNN, and FlashAttention-3, live, in TFLOP/s of 2.5 forwards.
 
     bench/backward.py --lib build/release/lib/libattn.so [--kernel NAME] [--cells d128 causal] [--out FILE]
+    bench/backward.py --plot docs/measured/NAME.json docs/measured/NAME.png     draws a result
 
 16384 tokens, heads * head_dim = 2048, unless the cell says otherwise. Each libattn gradient is compared with
-FlashAttention-2's. --lib NAME=PATH may be given several times; builds take turns. With --softcap and --bias peers are left out, and gradients
-are those of other scores than out and lse have: for times only. --fa3: `xformers/flash_attn_3/_C.so` of PyPI's xformers 0.0.34, which wants
+FlashAttention-2's. --packed: 32768 tokens in documents, and windows, whose gradients are compared with FlashAttention-3's. --lib NAME=PATH
+may be given several times; builds take turns. With --softcap and --bias peers are left out, and gradients are those of other
+scores than out and lse have: for times only. --fa3: `xformers/flash_attn_3/_C.so` of PyPI's xformers 0.0.34, which wants
 libcudart.so.12 (--cudart), as nvidia-cuda-runtime-cu12 has it.
 """
 import argparse
 import ctypes as c
 import datetime
+import json
 import math
+import pathlib
+import random
 import statistics
 from dataclasses import asdict, dataclass
 
@@ -21,6 +26,7 @@ from contenders import CAUSAL, TYPE_OF, Args, Libattn, Problem, Segment, Segment
 from timing import Launches, Nvml, take_rounds
 
 aten = torch.ops.aten
+PACKED, WINDOW = 1, 1 << 2
 
 
 class BackwardProblem(c.Structure):
@@ -44,12 +50,18 @@ class Cell:
     heads_kv: int
     batch: int
     dtype: str = "bf16"
+    documents: tuple = ()  # their lengths
+    window: int = 0  # keys that a query sees, itself among them
 
     def name(self):
-        mask = "causal" if self.causal else "full"
-        return f"{self.dtype} d{self.dim} {mask} {self.heads}/{self.heads_kv} heads {self.batch}x{self.seqlen}"
+        mask = f"window of {self.window}" if self.window else "causal" if self.causal else "full"
+        tokens = f"{len(self.documents)} documents in {self.seqlen}" if self.documents else f"{self.batch}x{self.seqlen}"
+        return f"{self.dtype} d{self.dim} {mask} {self.heads}/{self.heads_kv} heads {tokens}"
 
     def flops(self):  # of 2.5 forwards
+        if self.documents or self.window:
+            seen = [n * (n + 1) / 2 for n in self.documents] or [self.window * (self.seqlen - (self.window - 1) / 2)]
+            return 10 * self.heads * self.dim * sum(seen)
         return 10 * self.batch * self.heads * self.seqlen ** 2 * self.dim / (2 if self.causal else 1)
 
 
@@ -57,6 +69,14 @@ def all_cells():
     cells = [Cell(dim, s, causal, 2048 // dim, 2048 // dim, 16384 // s)
              for dim in (64, 128, 256) for causal in (False, True) for s in (512, 2048, 8192, 16384)]
     return cells + [Cell(128, s, True, 32, 8, 16384 // s) for s in (4096, 16384)]
+
+
+def packed_cells():
+    draw, lengths = random.Random(1), []
+    while sum(lengths) < 32768:
+        lengths.append(min(draw.randint(700, 1300), 32768 - sum(lengths)))
+    return [Cell(dim, 32768, not window, 2048 // dim, 2048 // dim, 1, documents=() if window else tuple(lengths), window=window)
+            for window in (0, 1024) for dim in (64, 128, 256)]
 
 
 class Inputs:
@@ -67,6 +87,10 @@ class Inputs:
         group = cell.heads // cell.heads_kv  # PyTorch's operators want as many K/V heads
         self.t = [x.transpose(1, 2) for x in (self.q, self.k.repeat_interleave(group, 2), self.v.repeat_interleave(group, 2))]
         self.t_d_out = self.d_out.transpose(1, 2)
+        self.cu = None
+        if cell.documents:
+            self.cu = torch.tensor([0, *cell.documents], dtype=torch.int32, device="cuda").cumsum(0, dtype=torch.int32)
+            self.q, self.k, self.v, self.d_out = (x.squeeze(0) for x in (self.q, self.k, self.v, self.d_out))
 
 
 def fa2(cell, x):
@@ -87,11 +111,19 @@ def cudnn(cell, x):
 
 
 def fa3(cell, x, deterministic):
-    """Its gradients, and the call. x.out and x.lse are there."""
+    """Its gradients, and the call. x.out and x.lse are there, but for packed cells."""
     grads = [torch.empty_like(t) for t in (x.q, x.k, x.v)]
+    options = {"is_causal": cell.causal}
+    if cell.window:
+        options |= {"window_size_left": cell.window - 1, "window_size_right": 0}
+    if cell.documents:
+        longest = max(cell.documents)
+        options |= {"cu_seqlens_q": x.cu, "cu_seqlens_k": x.cu, "max_seqlen_q": longest, "max_seqlen_k": longest}
+    if cell.documents or cell.window:
+        x.out, x.lse = torch.ops.flash_attn_3.fwd(x.q, x.k, x.v, num_splits=1, **options)[:2]
 
     def call():
-        torch.ops.flash_attn_3.bwd(x.d_out, x.q, x.k, x.v, x.out, x.lse, *grads, is_causal=cell.causal, deterministic=deterministic)
+        torch.ops.flash_attn_3.bwd(x.d_out, x.q, x.k, x.v, x.out, x.lse, *grads, deterministic=deterministic, **options)
     return grads, call
 
 
@@ -103,6 +135,11 @@ def libattn(library, kernel, cell, x, options):
     forward = make(Problem, batch=cell.batch, heads_q=cell.heads, heads_kv=cell.heads_kv, head_dim=cell.dim,
                    head_dim_v=cell.dim, seqlen_q=cell.seqlen, q_type=kind, num_segments=1, segments=c.pointer(segment),
                    flags=CAUSAL if cell.causal else 0, softcap=options.softcap)
+    if cell.window:
+        forward.flags, forward.window_left = WINDOW, cell.window - 1
+    if cell.documents:
+        forward.batch, forward.seqlen_q, forward.total_q, forward.q_layout = len(cell.documents), max(cell.documents), cell.seqlen, PACKED
+        segment.layout, segment.seqlen, segment.total = PACKED, max(cell.documents), cell.seqlen
     gradients, bias, d_bias = 7, None, None
     if options.bias:  # of each head, for all sequences
         bias = torch.zeros(cell.heads, cell.seqlen, cell.seqlen, device="cuda", dtype=x.q.dtype)
@@ -118,8 +155,9 @@ def libattn(library, kernel, cell, x, options):
     memory = c.c_void_p(space.data_ptr())
     library.check(lib.attn_workspace_init(plan, memory, size, stream()))
     grads = [torch.empty_like(t) for t in (x.q, x.k, x.v)]
-    segment_args = make(SegmentArgs, k=x.k.data_ptr(), v=x.v.data_ptr())
-    args = make(Args, q=x.q.data_ptr(), out=x.out.data_ptr(), lse=x.lse.data_ptr(), num_segments=1,
+    cu = x.cu.data_ptr() if cell.documents else None
+    segment_args = make(SegmentArgs, k=x.k.data_ptr(), v=x.v.data_ptr(), cu_seqlens=cu)
+    args = make(Args, q=x.q.data_ptr(), out=x.out.data_ptr(), lse=x.lse.data_ptr(), cu_seqlens_q=cu, num_segments=1,
                 segments=c.pointer(segment_args), bias=bias.data_ptr() if options.bias else None)
     run = make(BackwardArgs, forward=c.pointer(args), d_out=x.d_out.data_ptr(), dq=grads[0].data_ptr(),
                dk=grads[1].data_ptr(), dv=grads[2].data_ptr(), d_bias=d_bias.data_ptr() if d_bias is not None else None)
@@ -134,20 +172,57 @@ def difference(cell, grads, wanted):
     group = cell.heads // cell.heads_kv
     text = []
     for name, got, want in zip(("dq", "dk", "dv"), grads, wanted):
-        want = want.transpose(1, 2).float()
+        want = (want if cell.documents or cell.window else want.transpose(1, 2)).float()
         if name != "dq" and group > 1:
             want = want.unflatten(2, (cell.heads_kv, group)).sum(3)
         text.append(f"{name} {((got.float() - want).abs().max() / want.square().mean().sqrt()).item():.3g}")
     return ", ".join(text)
 
 
+def plot(path, png):
+    """One chart for each head dimension and mask, with a group of bars for each length."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    result = json.loads(pathlib.Path(path).read_text())
+    cells = [c for c in result["cells"] if not c["cell"].get("documents") and not c["cell"].get("window")]
+    groups = {}
+    for c in cells:
+        at = c["cell"]
+        heads = f"{at['heads']}/{at['heads_kv']} heads, " if at["heads"] != at["heads_kv"] else ""
+        groups.setdefault((f"{heads}d{at['dim']}", "causal" if at["causal"] else "full"), []).append(c)
+    columns = list(dict.fromkeys(dim for dim, _ in groups))
+    names = {"libattn": "libattn, same bits in every run", "fa3": "FlashAttention-3", "cudnn": "cuDNN", "fa2": "FlashAttention-2"}
+    figure, axes = plt.subplots(2, len(columns), figsize=(3.6 * len(columns), 6.4), sharey=True, squeeze=False, layout="constrained")
+    for line, mask in enumerate(("full", "causal")):
+        for column, dim in enumerate(columns):
+            axis, rows = axes[line][column], sorted(groups.get((dim, mask), []), key=lambda c: c["cell"]["seqlen"])
+            if not rows:
+                axis.set_axis_off()
+                continue
+            for n, (name, label) in enumerate(names.items()):
+                axis.bar([x + n / 5 for x in range(len(rows))], [c["tflops"].get(name, 0) for c in rows], 1 / 5, label=label, color=f"C{n}")
+            axis.set_xticks([x + 0.3 for x in range(len(rows))], [str(c["cell"]["seqlen"]) for c in rows])
+            axis.set_title(f"{dim}, {mask}")
+            axis.grid(axis="y", linewidth=0.4)
+            axis.set_axisbelow(True)
+        axes[line][0].set_ylabel("TFLOP/s of 2.5 forwards")
+    figure.suptitle(f"bf16 gradients, {result['gpu']['name']}, {result['date']}, commit {result['commit']}")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.savefig(png, dpi=110)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lib", action="append", required=True, metavar="[NAME=]PATH")
-    parser.add_argument("--kernel", help="demand this one")
+    parser.add_argument("--lib", action="append", metavar="[NAME=]PATH")
+    parser.add_argument("--kernel", help="demand this one; {dim} stands for the head dimension")
+    parser.add_argument("--packed", action="store_true", help="the cells of documents and windows; needs --fa3")
+    parser.add_argument("--plot", nargs=2, metavar=("JSON", "PNG"), help="draw this result instead of measuring; needs matplotlib")
     parser.add_argument("--cells", nargs="*", default=[], help="only cells whose names have all of these words")
     parser.add_argument("--milliseconds", type=float, default=60)
+    parser.add_argument("--settle", type=float, default=0, help="milliseconds of a contender before each of its measures")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peers", default="fa2,cudnn,fa3", help="those that are timed (%(default)s)")
     parser.add_argument("--no-peers", action="store_true", help="compare with FlashAttention-2, but do not time it")
     parser.add_argument("--softcap", type=float, default=0)
     parser.add_argument("--bias", choices=["read", "gradient"], help="with a bias [1, H, S, S] of q's type, and with its gradient")
@@ -157,6 +232,11 @@ def main():
     parser.add_argument("--out", help="JSON")
     parser.add_argument("--commit", default="")
     options = parser.parse_args()
+    if options.plot:
+        plot(*options.plot)
+        return
+    if not options.lib or options.packed and not options.fa3:
+        parser.error("--packed needs --fa3" if options.lib else "--lib is missing")
     builds = dict(x.split("=", 1) if "=" in x else ("libattn", x) for x in options.lib)
     libraries = {name: Libattn(path) for name, path in builds.items()}
     for library in libraries.values():
@@ -167,34 +247,42 @@ def main():
         torch.ops.load_library(options.fa3)
     nvml, results = Nvml(), []
     torch.manual_seed(1)
-    for cell in all_cells():
+    for cell in packed_cells() if options.packed else all_cells():
         if not all(word in cell.name().split() for word in options.cells):
             continue
         x = Inputs(cell)
-        calls = {"fa2": fa2(cell, x)}
-        wanted = calls["fa2"]()[:3]
-        try:
-            calls["cudnn"] = cudnn(cell, x)
-        except RuntimeError as error:
-            print(f"  cudnn: {str(error).splitlines()[0]}")
+        calls, wanted = {}, None
+        if not options.packed:
+            calls["fa2"] = fa2(cell, x)
+            wanted = calls["fa2"]()[:3]
+            try:
+                calls["cudnn"] = cudnn(cell, x)
+            except RuntimeError as error:
+                print(f"  cudnn: {str(error).splitlines()[0]}")
         kernels, agree = {}, {}
         if options.fa3:
             try:
                 grads, calls["fa3"] = fa3(cell, x, options.deterministic)
                 calls["fa3"]()
-                agree["fa3"] = difference(cell, grads, wanted)
+                if options.packed:
+                    wanted = grads
+                else:
+                    agree["fa3"] = difference(cell, grads, wanted)
             except RuntimeError as error:
                 calls.pop("fa3", None)
                 print(f"  fa3: {str(error).splitlines()[0]}")
+                if options.packed:
+                    continue
         if options.no_peers or options.softcap or options.bias:
             calls = {}
+        calls = {name: call for name, call in calls.items() if name in options.peers.split(",")}
         for name, library in libraries.items():
-            call, grads, kernels[name], space = libattn(library, options.kernel, cell, x, options)
+            call, grads, kernels[name], space = libattn(library, options.kernel and options.kernel.format(dim=cell.dim), cell, x, options)
             call()
             torch.cuda.synchronize()
             agree[name] = difference(cell, grads, wanted)
             calls[name] = call
-        launches = {label: Launches([call], options.milliseconds) for label, call in calls.items()}
+        launches = {label: Launches([call], options.milliseconds, options.settle) for label, call in calls.items()}
         rounds, clocks = take_rounds(launches, options.rounds, nvml)
         row = {label: cell.flops() / statistics.median(us) / 1e6 for label, us in rounds.items()}
         print(f"{cell.name()}: " + ", ".join(f"{label} {t:.0f}" for label, t in row.items()) +
@@ -203,10 +291,11 @@ def main():
                         "kernels": kernels, "differences": agree, "softcap": options.softcap, "bias": options.bias, "clocks": clocks, "workspace": space})
         assert all(math.isfinite(t) for t in row.values())
         del x, calls, launches, wanted
-    if options.out:
-        measured.write(options.out, {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"), "commit": options.commit,
-                                     "gpu": {"name": torch.cuda.get_device_name(), "driver": nvml.driver()}, "cuda": torch.version.cuda,
-                                     "torch": torch.__version__, "cells": results})
+        if options.out:
+            measured.write(options.out, {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"), "commit": options.commit,
+                                         "gpu": {"name": torch.cuda.get_device_name(), "driver": nvml.driver()}, "cuda": torch.version.cuda,
+                                         "torch": torch.__version__, "rounds": options.rounds, "milliseconds": options.milliseconds,
+                                         "settle": options.settle, "cells": results})
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ STEP = "2026-11-27_h100_step_50b6a6c"
 APPEND = "2026-11-25_h200_append_ce0eb29"
 APPEND_MANY = "2026-11-28_h100_append_0e4c2d2"
 BACKWARD, BACKWARD_BEFORE = "2026-11-28_h100_backward_0e4c2d2", "2026-11-27_h100_backward_0f26bdb"
+BACKWARD_PACKED, BACKWARD_SM80, TRAINING = None, None, None  # of one run with BACKWARD, if at all
 SM80 = "2026-11-21_h200_sm80_peers_f6b6a59"
 CPU = "2026-11-21_zen5_bench_5813749"
 CALLS = "2026-11-25_zen5_host_overhead_983a8d2"
@@ -506,7 +507,7 @@ products. H200, {measured(FP8_SUMS)['date']} ({link(FP8_SUMS)}).
 def fill(text):
     """Paragraphs and items of lists in lines of one width."""
     blocks = []
-    for block in text.strip().split("\n\n"):
+    for block in re.split(r"\n\n+", text.strip()):
         if block[0] == "-":
             items = re.split(r"\n(?=- )", block)
             block = "\n".join(textwrap.fill(" ".join(item.split()), 140, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
@@ -526,20 +527,55 @@ def gradient_cells():
     return [(before[key(c)], True) if c.get("shared_gpu") else (c, False) for c in measured(BACKWARD)["cells"]]
 
 
+def gradient_name(at):
+    mask = f"window of {at['window']}" if at.get("window") else "causal" if at["causal"] else "full"
+    tokens = f"{len(at['documents'])} documents in {at['seqlen']}" if at.get("documents") else at["seqlen"]
+    return f"d{at['dim']} {mask}, {tokens}" + (f", {at['heads']}/{at['heads_kv']} heads" if at["heads"] != at["heads_kv"] else "")
+
+
+def gradients_beside(name, peer, title):
+    """A table of a result with one peer, or nothing if it was not measured."""
+    if not name:
+        return ""
+    rows = [[gradient_name(c["cell"]), *(number(c["tflops"][who]) for who in ("libattn", peer)), number(c["tflops"]["libattn"] / c["tflops"][peer], 2)]
+            for c in measured(name)["cells"]]
+    return f"""{title} ({link(name)}):
+
+{table(["head_dim, mask, tokens", "libattn", {"fa2": "FlashAttention-2", "fa3": "FlashAttention-3"}[peer], "libattn's part of it"], rows)}
+"""
+
+
+def training():
+    if not TRAINING:
+        return ""
+    names = {"none": "no attention", "libattn": "libattn", "fa3": "FlashAttention-3", "cudnn": "cuDNN", "fa2": "FlashAttention-2"}
+    rows = [[c["cell"].replace("x", " x "), *(who in c["milliseconds"] and number(c["milliseconds"][who], 1) +
+             (f" ({c['share_of_attention'][who]:.1%})" if who in c["share_of_attention"] else "") or None for who in names)] for c in measured(TRAINING)["cells"]]
+    return f"""A training step of 16 layers of Llama 3.2 1B's shape with AdamW, bf16, causal, 8192 tokens, in ms, and in brackets what attention takes of it ({link(TRAINING)}):
+
+{table(["sequences x length", *names.values()], rows)}
+"""
+
+
 def backward():
     result, rows = measured(BACKWARD), []
     for c, is_earlier in gradient_cells():
-        at, speed_of = c["cell"], c["tflops"]
-        heads = f", {at['heads']}/{at['heads_kv']} heads" if at["heads"] != at["heads_kv"] else ""
-        rows.append([f"d{at['dim']} {'causal' if at['causal'] else 'full'}, {at['seqlen']}{heads}{' *' if is_earlier else ''}", *(number(speed_of[who]) for who in ("libattn", "fa3", "cudnn", "fa2")),
+        rows.append([gradient_name(c["cell"]) + (" *" if is_earlier else ""), *(number(c["tflops"][who]) for who in ("libattn", "fa3", "cudnn", "fa2")),
                      c["kernels"]["libattn"].partition("_bf16")[0]])
+    earlier = f"""Rows with * are of the kernels before, commit {measured(BACKWARD_BEFORE)['commit']} ({link(BACKWARD_BEFORE)}): other work was on the GPU when they were repeated.
+""" if any(is_earlier for _, is_earlier in gradient_cells()) else ""
+    settled = f" after {result['settle']:.0f} ms to settle" if result.get("settle") else ""
+    picture = f"![Gradients on an H100](measured/{BACKWARD}.png)\n\n" if (FOLDER / f"{BACKWARD}.png").exists() else ""
     return f"""## Gradients on Hopper
 
 TFLOP/s of 2.5 forwards, bf16; higher is better. 16384 tokens, heads x head_dim = 2048 where the row names no heads. libattn gives the same bits in every run, and its
-figures contain all its launches. {where(result)}, PyTorch {result['torch']}, FlashAttention-3 of xformers 0.0.34, whose bits differ from run to run, 3 rounds of 15 ms ({link(BACKWARD)}). Runs this short leave the clock at its highest. Rows with * are of the kernels before, commit {measured(BACKWARD_BEFORE)['commit']}
-({link(BACKWARD_BEFORE)}): other work was on the GPU when they were repeated.
+figures contain all its launches. {where(result)}, PyTorch {result['torch']}, FlashAttention-3 of xformers 0.0.34, whose bits differ from run to run, 3 rounds of {result.get('milliseconds', 15):.0f} ms{settled} ({link(BACKWARD)}).{"" if settled else " Runs this short leave the clock at its highest."} {earlier}
 
-{table(["head_dim, mask, length", "libattn", "FlashAttention-3", "cuDNN", "FlashAttention-2", "kernel"], rows)}
+{picture}{table(["head_dim, mask, length", "libattn", "FlashAttention-3", "cuDNN", "FlashAttention-2", "kernel"], rows)}
+
+{gradients_beside(BACKWARD_PACKED, "fa3", "Documents of 700 to 1300 tokens, and windows; TFLOP/s of visible pairs")}
+{gradients_beside(BACKWARD_SM80, "fa2", "The portable kernels `bwd_sm80_*` on the same device")}
+{training()}
 The logs have what limits [bwd_sm90](log/2026-11-27_backward_sm90.md), [its kernels of head_dim 256](log/2026-11-27_backward_d256.md) and [bwd_sm80](log/2026-11-27_backward_sm80.md), and what was tried since ([parts](log/2026-11-28_backward_limits.md), [order](log/2026-11-28_backward_order.md)).
 """
 

@@ -40,18 +40,32 @@ __device__ __forceinline__ void Consumer<T, tile, with>::run_by_keys() const {
         float s[32], dp[32];
         ptx::mbarrier_wait(address(&c.q_full[stage]), Q::parity(n));
         multiply(s, k, q);
-        ptx::mbarrier_wait(address(&c.d_out_full[stage]), Q::parity(n));
-        multiply(dp, v, d_out);
+        if constexpr (tile.dp_begins == DpBegins::with_scores) {
+          static_assert(tile.subtiles == 1);
+          ptx::mbarrier_wait(address(&c.d_out_full[stage]), Q::parity(n));
+          multiply(dp, v, d_out);
+        }
         Lse lse;
         load_lse(lse, stats);
 #pragma unroll
         for (int u = 0; u < tile.subtiles; ++u) {
-          ptx::wgmma_wait<1>();
-          ptx::pin(s);
+          if constexpr (tile.dp_begins == DpBegins::with_scores) {
+            ptx::wgmma_wait<1>();
+            ptx::pin(s);
+          } else {
+            ptx::wgmma_wait<0>();
+            ptx::pin(s);
+            if (u == 0)
+              ptx::mbarrier_wait(address(&c.d_out_full[stage]), Q::parity(n));
+            else
+              ptx::pin(dk[u - 1]);
+          }
+          if (tile.dp_begins == DpBegins::after_scores) multiply(dp, v + u * 512, d_out);
           unsigned p[4][4], ds[4][4];
           find_p(s, p, lse, stats, item, query, tile.subtiles * group + u, n);
+          if (tile.dp_begins == DpBegins::after_weights) multiply(dp, v + u * 512, d_out);
           add_products(dv[u], p, d_out_t);
-          ptx::wgmma_wait<1>();  // dp is there, and dk of the subtile before
+          ptx::wgmma_wait<1>();
           ptx::pin(dp);
           find_ds(s, dp, ds, stats);
           const int which = n % 2;
@@ -60,14 +74,11 @@ __device__ __forceinline__ void Consumer<T, tile, with>::run_by_keys() const {
           if (u == tile.subtiles - 1) ptx::fence_async_shared();
           add_products(dk[u], ds, qt);
           if (u + 1 < tile.subtiles) {
-            // Waits that cost little, since ptxas makes all products synchronous if it finds more
-            // registers in use: p is free with dv, ds with dk.
+            // A wait that costs little, since ptxas makes all products synchronous if it finds more
+            // registers in use: p is free with dv.
             ptx::wgmma_wait<1>();
             ptx::pin(dv[u]);
             multiply(s, k + (u + 1) * 512, q);
-            ptx::wgmma_wait<1>();
-            ptx::pin(dk[u]);
-            multiply(dp, v + (u + 1) * 512, d_out);
           } else {
             release(c.ds_full[which]);
           }

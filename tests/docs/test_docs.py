@@ -86,6 +86,8 @@ COMMANDS = {
         "python3 bench/fp8_forms.py --lib new=a/libattn.so --lib old=b/libattn.so --out docs/measured/NAME.json": gpu,
         "python3 bench/decode.py --lib build/release/lib/libattn.so --read build/release/kernels/read_cuda.compute_80.ptx": gpu,
         "python3 bench/prefix.py --lib build/release/lib/libattn.so": gpu,
+        "python3 bench/backward.py --lib build/release/lib/libattn.so --out docs/measured/NAME.json": gpu,
+        "python3 bench/training.py --out docs/measured/NAME.json": gpu,
         "python3 bench/prefix.py --lib new=a/libattn.so --lib old=b/libattn.so --batch 16 --kv e4m3 --out docs/measured/NAME.json": gpu,
         "c++ -O2 -std=c++20 -Iinclude bench/dev/host_cost.cpp -o host_cost -ldl": Run(words={"c++ -O2": f"{CXX} -O2"}),
         "./host_cost build/release/mock/cuda_12.so build/release/lib/libattn.so OTHER/libattn.so":

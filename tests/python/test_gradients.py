@@ -453,6 +453,32 @@ class Cuda(Case):
                     for x, y in zip(first, again):
                         self.assertTrue(torch.equal(x, y))
 
+    def test_opcheck(self):
+        leaf = lambda *shape: self.tensor(*shape).requires_grad_()  # noqa: E731
+        # Whether compiled gradients are these is test_compile's: opcheck's own tolerance is that of bf16's last bit.
+        tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+        torch.library.opcheck(torch.ops.attn.sdpa.default, (leaf(2, 4, 90, 64), leaf(2, 4, 130, 64), leaf(2, 4, 130, 64)), test_utils=tests)
+        q, k, v = leaf(2, 90, 4, 64), leaf(2, 130, 2, 64), leaf(2, 130, 2, 64)
+        torch.library.opcheck(torch.ops.attn.forward.default, (q, k, v, None, None, None, *(None,) * 8, True, False, -1, -1, None, 0.0, 0, None),
+                              test_utils=tests)
+        with torch.no_grad():
+            out, lse = attn.torch.forward(q, k, v, return_lse=True)
+        plain = [x.detach() for x in (out, q, k, v, out, lse)]
+        torch.library.opcheck(torch.ops.attn.backward.default,
+                              (plain[0], None, *plain[1:], *(None,) * 6, False, False, -1, -1, None, 0.0, None, [True, True, True, False, False]),
+                              test_utils=tests)
+
+    def test_compile(self):
+        q, k, v = (self.tensor(2, 4, 200, 64).requires_grad_() for _ in range(3))
+        run = lambda q, k, v: sdpa(q, k, v, is_causal=True)  # noqa: E731
+        d = self.tensor(2, 4, 200, 64)
+        want = torch.autograd.grad(run(q, k, v), (q, k, v), d)
+        for dynamic in False, True:
+            torch.compiler.reset()
+            compiled = torch.compile(run, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+            for a, b in zip(torch.autograd.grad(compiled(q, k, v), (q, k, v), d), want):
+                self.assertTrue(torch.equal(a, b))
+
     def test_refused(self):
         q = self.tensor(2, 4, 9, 64)
         self.refuses(attn.Unsupported, "q is float32 where q, k or v requires grad; accepted: q's type, float16 or bfloat16", sdpa,
