@@ -39,12 +39,13 @@ MASK_CLOCKS = "2026-11-22_h200_mask_clocks_1f1f008"
 DECODE_ROWS = "2026-11-27_h100_decode_9e96548"
 DECODE = "2026-11-25_h200_decode_ce0eb29"
 PREFILL = "2026-11-24_h200_decode_65b81da"
-QUANTISED = "2026-11-28_h100_decode_quantised_0e4c2d2"
-LATENT = "2026-11-28_h100_mla_0e4c2d2"
+QUANTISED = "2026-11-28_h200_decode_quantised_b7cd714"
+LATENT = "2026-11-28_h200_mla_b7cd714"
+LATENT_H100, APPEND_H100 = "2026-11-28_h100_mla_0e4c2d2", "2026-11-28_h100_append_0e4c2d2"
 PREFIX = "2026-11-27_h100_prefix_50b6a6c"
 STEP = "2026-11-27_h100_step_50b6a6c"
 APPEND = "2026-11-25_h200_append_ce0eb29"
-APPEND_MANY = "2026-11-28_h100_append_0e4c2d2"
+APPEND_MANY = "2026-11-28_h200_append_b7cd714"
 BACKWARD, BACKWARD_BEFORE = "2026-11-28_h100_backward_0e4c2d2", "2026-11-27_h100_backward_0f26bdb"
 BACKWARD_PACKED, BACKWARD_SM80, TRAINING = None, None, None  # of one run with BACKWARD, if at all
 SM80 = "2026-11-21_h200_sm80_peers_f6b6a59"
@@ -287,7 +288,8 @@ def latent():
 `q2`: 2 queries of each sequence. Microseconds, larger than L2. {where(result)}, {result['rounds']} rounds, interleaved ({link(LATENT)}).
 
 {table(["", "libattn", "FlashMLA", "kernel"], rows)}
-- {against(result["cells"], "flashmla")} rows. What limits them is in the [log](log/2026-11-27_mla_decode.md).
+- {against(result["cells"], "flashmla")} rows. On an H100 at 0e4c2d2, {against(measured(LATENT_H100)["cells"], "flashmla")} rows
+  ({link(LATENT_H100)}). What limits them is in the [log](log/2026-11-27_mla_decode.md).
 """
 
 
@@ -342,7 +344,7 @@ def serving():
     step, append, prefix, many = measured(STEP), measured(APPEND), measured(PREFIX), measured(APPEND_MANY)
     us = append["us"]
     of_copy = {name.partition(" ")[0]: time / many["us"][f"{name} copy"] for name in
-               (f"{kind} 8x2048 pages of 64" for kind in ("bf16", "e4m3", "q8_0", "q4_0", "i8", "i4")) for time in [many["us"][f"{name} libattn"]]}
+               (f"{kind} 8x2048 pages of 64" for kind in ("bf16", "e4m3", "q8_0", "q4_0", "i8", "i4", "nvfp4")) for time in [many["us"][name]]}
     return f"""## Steps of a server
 
 {where(step)} ({link(STEP)}): 127 tokens and a chunk of 2048 queries, each over 8192 keys, 32/8 heads, bf16: {number(step["us"]["one call"])} us in one
@@ -354,7 +356,8 @@ call, {number(step["us"]["two calls"])} us in two.
        [["`kv_append` with rotary embedding, one token of each of 64 sequences, bf16", number(us["bf16 pages of 64"], 1), link(APPEND)],
         ["the same into e4m3", number(us["e4m3 pages of 64"], 1), link(APPEND)]])}
 {where(many)} ({link(APPEND_MANY)}): `kv_append` of 8 x 2048 tokens takes, as a multiple of a copy of as many bytes,
-{", ".join(f"{number(ratio, 2)} into {kind}" for kind, ratio in of_copy.items())}.
+{", ".join(f"{number(ratio, 2)} into {kind}" for kind, ratio in of_copy.items())}. Earlier, on an H100:
+{link(APPEND_H100)}.
 
 {where(prefix)} ({link(PREFIX)}): 64 sequences that share 8192 keys and have 256 of their own, 32/8 heads, bf16: {number(prefix["us"]["shared"])} us as
 a shared segment, {number(prefix["us"]["flat"])} us as 8448 keys of each sequence.
@@ -609,7 +612,7 @@ def readme():
   {mean(speed(c, fp8_peers) for c in fp8_grid if c["dim"] == 256)} at head_dim 256.
 - **Decode, bf16, one query a sequence, H100:** {against(two, "cudnn")} cases; {against(two, "fa3")}; {against(two, "flashinfer")}.
   Over fp8 and quantised caches decode reaches a smaller share of the memory's bandwidth.
-- **Decode over latent caches, bf16, H100:** {against(latent_cells, "flashmla")} cases.
+- **Decode over latent caches, bf16, H200:** {against(latent_cells, "flashmla")} cases.
 - **Gradients, bf16, H100:** {span(gradients["cudnn", 64])} of cuDNN's speed at head_dim 64, {span(gradients["cudnn", 128])} at 128, {span(gradients["cudnn", 256])} at 256; {span(gradients["fa3", 64])}, {span(gradients["fa3", 128])} and {span(gradients["fa3", 256])} of FlashAttention-3's, whose gradients differ from run to run.
 """) + """
 [docs/performance.md](docs/performance.md) has the tables, other devices and the CPU.
