@@ -6,6 +6,9 @@
 
 Each kernel is compiled unchanged too and must pass. KERNEL: those alone, by default all. A mistake whose text is no longer in the sources, that
 does not compile or whose tests do not end is reported as failed, and the others go on. Exit code 1: something failed; 77: no device.
+
+`run` refuses CUDA's multi-process service: there a kernel that faults ends the processes beside it too, and new ones get no context for a while. Their
+tests then pass without the kernel, or name it in an error that is not its own.
 """
 import os
 import shutil
@@ -465,7 +468,14 @@ def run(folder, tests, kernel, mistake, number=0):
     return done.returncode, done.stdout + done.stderr
 
 
+def shares_a_server():
+    """Whether processes would be clients of the multi-process service."""
+    return "CUDA_MPS_PIPE_DIRECTORY" in os.environ or Path("/tmp/nvidia-mps/control").exists()
+
+
 def run_all(folder, tests, names):
+    if shares_a_server():
+        sys.exit("mutants: the multi-process service is on; accepted: none, for a mistake that faults would end the other runs")
     kernels, mutants = asked_for(names)
     failures, broken = 0, set()
     with ThreadPoolExecutor(max(1, os.cpu_count() // 2)) as pool:
@@ -488,7 +498,8 @@ def run_all(folder, tests, names):
         elif kernel in broken:
             verdict = "FAILED: nothing is found by tests that fail unchanged"
         else:
-            verdict = "found" if code != 0 and kernel in output and "FAILED" in output else "NOT FOUND"
+            found = code != 0 and kernel in output and "FAILED" in output
+            verdict = "found" if found else f"NOT FOUND: exit code {code}, {' '.join(output.split()[-12:])}"
         print(f"{kernel}: {mistake}: {verdict}", flush=True)
         failures += verdict != "found"
     print(f"mutants: {len(mutants) - failures} of {len(mutants)} found")
