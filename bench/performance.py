@@ -41,7 +41,7 @@ DECODE = "2026-11-25_h200_decode_ce0eb29"
 PREFILL = "2026-11-24_h200_decode_65b81da"
 QUANTISED = "2026-11-28_h200_decode_quantised_b7cd714"
 LATENT = "2026-11-28_h200_mla_b7cd714"
-LATENT_H100, APPEND_H100 = "2026-11-28_h100_mla_0e4c2d2", "2026-11-28_h100_append_0e4c2d2"
+LATENT_H100 = "2026-11-28_h100_mla_0e4c2d2"
 PREFIX = "2026-11-27_h100_prefix_50b6a6c"
 STEP = "2026-11-27_h100_step_50b6a6c"
 APPEND = "2026-11-25_h200_append_ce0eb29"
@@ -356,8 +356,7 @@ call, {number(step["us"]["two calls"])} us in two.
        [["`kv_append` with rotary embedding, one token of each of 64 sequences, bf16", number(us["bf16 pages of 64"], 1), link(APPEND)],
         ["the same into e4m3", number(us["e4m3 pages of 64"], 1), link(APPEND)]])}
 {where(many)} ({link(APPEND_MANY)}): `kv_append` of 8 x 2048 tokens takes, as a multiple of a copy of as many bytes,
-{", ".join(f"{number(ratio, 2)} into {kind}" for kind, ratio in of_copy.items())}. Earlier, on an H100:
-{link(APPEND_H100)}.
+{", ".join(f"{number(ratio, 2)} into {kind}" for kind, ratio in of_copy.items())}.
 
 {where(prefix)} ({link(PREFIX)}): 64 sequences that share 8192 keys and have 256 of their own, 32/8 heads, bf16: {number(prefix["us"]["shared"])} us as
 a shared segment, {number(prefix["us"]["flat"])} us as 8448 keys of each sequence.
