@@ -45,7 +45,7 @@ PREFIX = "2026-11-27_h100_prefix_50b6a6c"
 STEP = "2026-11-27_h100_step_50b6a6c"
 APPEND = "2026-11-25_h200_append_ce0eb29"
 APPEND_MANY = "2026-11-28_h100_append_0e4c2d2"
-BACKWARD, BACKWARD_BEFORE = "2026-11-28_h200_backward_b7cd714", "2026-11-27_h100_backward_0f26bdb"
+BACKWARD = "2026-11-28_h200_backward_b7cd714"
 BACKWARD_PACKED, BACKWARD_SM80 = "2026-11-28_h200_backward_packed_b7cd714", "2026-11-28_h200_backward_sm80_b7cd714"
 TRAINING = "2026-11-28_h200_training_b7cd714"  # these three of one run with BACKWARD, None if not measured
 SM80 = "2026-11-21_h200_sm80_peers_f6b6a59"
@@ -519,15 +519,6 @@ def fill(text):
     return "\n\n".join(blocks) + "\n"
 
 
-def gradient_cells():
-    """Cells of BACKWARD, and for those in which other work was on the GPU the earlier ones, as (cell, is_earlier)."""
-    def key(c):
-        return tuple(c["cell"][name] for name in ("dim", "causal", "seqlen", "heads", "heads_kv"))
-
-    before = {key(c): c for c in measured(BACKWARD_BEFORE)["cells"]}
-    return [(before[key(c)], True) if c.get("shared_gpu") else (c, False) for c in measured(BACKWARD)["cells"]]
-
-
 def gradient_name(at):
     mask = f"window of {at['window']}" if at.get("window") else "causal" if at["causal"] else "full"
     tokens = f"{len(at['documents'])} documents in {at['seqlen']}" if at.get("documents") else at["seqlen"]
@@ -560,17 +551,15 @@ def training():
 
 def backward():
     result, rows = measured(BACKWARD), []
-    for c, is_earlier in gradient_cells():
-        rows.append([gradient_name(c["cell"]) + (" *" if is_earlier else ""), *(number(c["tflops"][who]) for who in ("libattn", "fa3", "cudnn", "fa2")),
+    for c in result["cells"]:
+        rows.append([gradient_name(c["cell"]), *(number(c["tflops"][who]) for who in ("libattn", "fa3", "cudnn", "fa2")),
                      c["kernels"]["libattn"].partition("_bf16")[0]])
-    earlier = f"""Rows with * are of the kernels before, commit {measured(BACKWARD_BEFORE)['commit']} ({link(BACKWARD_BEFORE)}): other work was on the GPU when they were repeated.
-""" if any(is_earlier for _, is_earlier in gradient_cells()) else ""
     settled = f" after {result['settle']:.0f} ms to settle" if result.get("settle") else ""
     picture = f"![Gradients on an H200](measured/{BACKWARD}.png)\n\n" if (FOLDER / f"{BACKWARD}.png").exists() else ""
     return f"""## Gradients on Hopper
 
 TFLOP/s of 2.5 forwards, bf16; higher is better. 16384 tokens, heads x head_dim = 2048 where the row names no heads. libattn gives the same bits in every run, and its
-figures contain all its launches. {where(result)}, PyTorch {result['torch']}, FlashAttention-3 of xformers 0.0.34, whose bits differ from run to run, 3 rounds of {result.get('milliseconds', 15):.0f} ms{settled} ({link(BACKWARD)}).{"" if settled else " Runs this short leave the clock at its highest."} {earlier}
+figures contain all its launches. {where(result)}, PyTorch {result['torch']}, FlashAttention-3 of xformers 0.0.34, whose bits differ from run to run, 3 rounds of {result.get('milliseconds', 15):.0f} ms{settled} ({link(BACKWARD)}).{"" if settled else " Runs this short leave the clock at its highest."}
 
 {picture}{table(["head_dim, mask, length", "libattn", "FlashAttention-3", "cuDNN", "FlashAttention-2", "kernel"], rows)}
 
@@ -601,7 +590,7 @@ def readme():
     two = decode_cases(measured(DECODE_ROWS))[0]
     latent_cells = measured(LATENT)["cells"]
     worst = min(grid, key=lambda c: speed(c, peers))
-    gradients = {(who, dim): [c["tflops"]["libattn"] / c["tflops"][who] for c, _ in gradient_cells() if c["cell"]["dim"] == dim]
+    gradients = {(who, dim): [c["tflops"]["libattn"] / c["tflops"][who] for c in measured(BACKWARD)["cells"] if c["cell"]["dim"] == dim]
                  for who in ("cudnn", "fa3") for dim in (64, 128, 256)}
     return fill(f"""
 - **Forward, bf16, H200:** {mean(speed(c, ["cudnn"]) for c in grid)} times cuDNN's speed and {mean(speed(c, ["fa3"]) for c in grid)} times
