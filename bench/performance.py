@@ -46,8 +46,9 @@ PREFIX = "2026-11-27_h100_prefix_50b6a6c"
 STEP = "2026-11-27_h100_step_50b6a6c"
 APPEND = "2026-11-25_h200_append_ce0eb29"
 APPEND_MANY = "2026-11-28_h200_append_b7cd714"
-BACKWARD, BACKWARD_BEFORE = "2026-11-28_h100_backward_0e4c2d2", "2026-11-27_h100_backward_0f26bdb"
-BACKWARD_PACKED, BACKWARD_SM80, TRAINING = None, None, None  # of one run with BACKWARD, if at all
+BACKWARD = "2026-11-28_h200_backward_b7cd714"
+BACKWARD_PACKED, BACKWARD_SM80 = "2026-11-28_h200_backward_packed_b7cd714", "2026-11-28_h200_backward_sm80_b7cd714"
+TRAINING = "2026-11-28_h200_training_b7cd714"  # these three of one run with BACKWARD, None if not measured
 SM80 = "2026-11-21_h200_sm80_peers_f6b6a59"
 CPU = "2026-11-21_zen5_bench_5813749"
 CALLS = "2026-11-25_zen5_host_overhead_983a8d2"
@@ -520,15 +521,6 @@ def fill(text):
     return "\n\n".join(blocks) + "\n"
 
 
-def gradient_cells():
-    """Cells of BACKWARD, and for those in which other work was on the GPU the earlier ones, as (cell, is_earlier)."""
-    def key(c):
-        return tuple(c["cell"][name] for name in ("dim", "causal", "seqlen", "heads", "heads_kv"))
-
-    before = {key(c): c for c in measured(BACKWARD_BEFORE)["cells"]}
-    return [(before[key(c)], True) if c.get("shared_gpu") else (c, False) for c in measured(BACKWARD)["cells"]]
-
-
 def gradient_name(at):
     mask = f"window of {at['window']}" if at.get("window") else "causal" if at["causal"] else "full"
     tokens = f"{len(at['documents'])} documents in {at['seqlen']}" if at.get("documents") else at["seqlen"]
@@ -561,24 +553,22 @@ def training():
 
 def backward():
     result, rows = measured(BACKWARD), []
-    for c, is_earlier in gradient_cells():
-        rows.append([gradient_name(c["cell"]) + (" *" if is_earlier else ""), *(number(c["tflops"][who]) for who in ("libattn", "fa3", "cudnn", "fa2")),
+    for c in result["cells"]:
+        rows.append([gradient_name(c["cell"]), *(number(c["tflops"][who]) for who in ("libattn", "fa3", "cudnn", "fa2")),
                      c["kernels"]["libattn"].partition("_bf16")[0]])
-    earlier = f"""Rows with * are of the kernels before, commit {measured(BACKWARD_BEFORE)['commit']} ({link(BACKWARD_BEFORE)}): other work was on the GPU when they were repeated.
-""" if any(is_earlier for _, is_earlier in gradient_cells()) else ""
     settled = f" after {result['settle']:.0f} ms to settle" if result.get("settle") else ""
-    picture = f"![Gradients on an H100](measured/{BACKWARD}.png)\n\n" if (FOLDER / f"{BACKWARD}.png").exists() else ""
+    picture = f"![Gradients on an H200](measured/{BACKWARD}.png)\n\n" if (FOLDER / f"{BACKWARD}.png").exists() else ""
     return f"""## Gradients on Hopper
 
 TFLOP/s of 2.5 forwards, bf16; higher is better. 16384 tokens, heads x head_dim = 2048 where the row names no heads. libattn gives the same bits in every run, and its
-figures contain all its launches. {where(result)}, PyTorch {result['torch']}, FlashAttention-3 of xformers 0.0.34, whose bits differ from run to run, 3 rounds of {result.get('milliseconds', 15):.0f} ms{settled} ({link(BACKWARD)}).{"" if settled else " Runs this short leave the clock at its highest."} {earlier}
+figures contain all its launches. {where(result)}, PyTorch {result['torch']}, FlashAttention-3 of xformers 0.0.34, whose bits differ from run to run, 3 rounds of {result.get('milliseconds', 15):.0f} ms{settled} ({link(BACKWARD)}).{"" if settled else " Runs this short leave the clock at its highest."}
 
 {picture}{table(["head_dim, mask, length", "libattn", "FlashAttention-3", "cuDNN", "FlashAttention-2", "kernel"], rows)}
 
 {gradients_beside(BACKWARD_PACKED, "fa3", "Documents of 700 to 1300 tokens, and windows; TFLOP/s of visible pairs")}
 {gradients_beside(BACKWARD_SM80, "fa2", "The portable kernels `bwd_sm80_*` on the same device")}
 {training()}
-The logs have what limits [bwd_sm90](log/2026-11-27_backward_sm90.md), [its kernels of head_dim 256](log/2026-11-27_backward_d256.md) and [bwd_sm80](log/2026-11-27_backward_sm80.md), and what was tried since ([parts](log/2026-11-28_backward_limits.md), [order](log/2026-11-28_backward_order.md)).
+The logs have what limits [bwd_sm90](log/2026-11-27_backward_sm90.md), [its kernels of head_dim 256](log/2026-11-27_backward_d256.md) and [bwd_sm80](log/2026-11-27_backward_sm80.md), and what was tried since ([parts](log/2026-11-28_backward_limits.md), [order](log/2026-11-28_backward_order.md), [steps](log/2026-11-28_backward_steps.md)).
 """
 
 
@@ -602,7 +592,7 @@ def readme():
     two = decode_cases(measured(DECODE_ROWS))[0]
     latent_cells = measured(LATENT)["cells"]
     worst = min(grid, key=lambda c: speed(c, peers))
-    gradients = {(who, dim): [c["tflops"]["libattn"] / c["tflops"][who] for c, _ in gradient_cells() if c["cell"]["dim"] == dim]
+    gradients = {(who, dim): [c["tflops"]["libattn"] / c["tflops"][who] for c in measured(BACKWARD)["cells"] if c["cell"]["dim"] == dim]
                  for who in ("cudnn", "fa3") for dim in (64, 128, 256)}
     return fill(f"""
 - **Forward, bf16, H200:** {mean(speed(c, ["cudnn"]) for c in grid)} times cuDNN's speed and {mean(speed(c, ["fa3"]) for c in grid)} times
@@ -612,7 +602,7 @@ def readme():
 - **Decode, bf16, one query a sequence, H100:** {against(two, "cudnn")} cases; {against(two, "fa3")}; {against(two, "flashinfer")}.
   Over fp8 and quantised caches decode reaches a smaller share of the memory's bandwidth.
 - **Decode over latent caches, bf16, H200:** {against(latent_cells, "flashmla")} cases.
-- **Gradients, bf16, H100:** {span(gradients["cudnn", 64])} of cuDNN's speed at head_dim 64, {span(gradients["cudnn", 128])} at 128, {span(gradients["cudnn", 256])} at 256; {span(gradients["fa3", 64])}, {span(gradients["fa3", 128])} and {span(gradients["fa3", 256])} of FlashAttention-3's, whose gradients differ from run to run.
+- **Gradients, bf16, H200:** {span(gradients["cudnn", 64])} of cuDNN's speed at head_dim 64, {span(gradients["cudnn", 128])} at 128, {span(gradients["cudnn", 256])} at 256; {span(gradients["fa3", 64])}, {span(gradients["fa3", 128])} and {span(gradients["fa3", 256])} of FlashAttention-3's, whose gradients differ from run to run.
 """) + """
 [docs/performance.md](docs/performance.md) has the tables, other devices and the CPU.
 """

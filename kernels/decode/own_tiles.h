@@ -17,7 +17,9 @@ ATTN_HOST_DEVICE constexpr OwnPlace own_place(int type, int columns, int at_once
   const RowPlace row = row_place(type, columns);
   if (!has_scale_array(type) || row.panels > 1 || head_pitch != row.pitch)
     return own_place(type, columns, at_once);
-  const int room = row.pitch == 32 ? 4 : row.pitch == 64 ? 2 : 1,
+  const int room = row.pitch == 32   ? 4
+                   : row.pitch == 64 ? 2
+                                     : 1,
             heads = at_once < room ? at_once : room;
   return {heads * row.pitch, 1, heads, row.pitch};
 }

@@ -256,6 +256,29 @@ def _check_names(check):
     return checked
 
 
+def _server_inputs():
+    """The classes that hold the inputs of transformers' server, in versions whose server has streams."""
+    try:
+        from transformers.generation.continuous_batching import input_outputs
+    except ImportError:
+        return []
+    kinds = (getattr(input_outputs, name, None) for name in ("ContinuousBatchingIOs", "ContinuousBatchingAsyncIOs"))
+    return [kind for kind in kinds if hasattr(kind, "get_model_kwargs")]
+
+
+def _in_order(inputs):
+    """get_model_kwargs of transformers' server (5.17), whose own streams copy a batch's inputs and compute it. A reset is in the current
+    stream, which they do not wait for: on a GPU with other work it can come after the copies, and the first batch is then one of zeros."""
+    @functools.wraps(inputs)
+    def ordered(self, *arguments, **options):
+        for stream in (getattr(self, name, None) for name in ("h2d_stream", "compute_stream")):
+            if stream is not None:
+                stream.wait_stream(torch.cuda.current_stream(stream.device))
+        return inputs(self, *arguments, **options)
+    ordered.attn_wraps = inputs
+    return ordered
+
+
 def register():
     """Registers both names; registering twice has no effect."""
     AttentionInterface.register(NAME, libattn)
@@ -265,8 +288,9 @@ def register():
     paged = AttentionInterface().get("paged|flash_attention_2")
     if paged is not None:
         AttentionInterface.register(_PAGED, paged)
+    servers = [(kind, "get_model_kwargs", _in_order) for kind in _server_inputs()]
     for where, name, wrap in ((flash_utils, "_lazy_imports", _load_flash),
-                              (PreTrainedModel, "_check_and_adjust_attn_implementation", _check_names)):
+                              (PreTrainedModel, "_check_and_adjust_attn_implementation", _check_names), *servers):
         now = inspect.getattr_static(where, name)
         if not hasattr(now, "attn_wraps"):
             setattr(where, name, wrap(now))

@@ -1,4 +1,5 @@
 """attn.transformers: masks as flags and lengths against transformers' own masks, generation and its server against eager attention."""
+import contextlib
 import inspect
 import itertools
 import unittest
@@ -333,6 +334,36 @@ class Models(TransformersCase):
 
 
 class Server(TransformersCase):
+    @contextlib.contextmanager
+    def late_resets(self):
+        """On a GPU, resets of the server's inputs that come late, as beside other processes."""
+        kinds = attn.transformers._server_inputs()
+        if DEVICE == "cpu" or not kinds or not hasattr(kinds[0], "_reset_static_tensors"):
+            yield
+            return
+        reset = kinds[0]._reset_static_tensors
+
+        def late(inputs, full_reset=False):
+            if full_reset and inputs.device.type == "cuda":
+                torch.cuda._sleep(100_000_000)  # clocks, about 50 ms
+            return reset(inputs, full_reset)
+        with unittest.mock.patch.object(kinds[0], "_reset_static_tensors", late):
+            yield
+
+    def test_inputs_after_resets(self):
+        """The streams that copy a batch's inputs and compute it wait for the current stream, and before they copy."""
+        kinds = attn.transformers._server_inputs()
+        if not kinds:
+            self.skipTest(f"transformers {transformers.__version__} has no server with streams")
+        server, wait = unittest.mock.Mock(), unittest.mock.call
+        with unittest.mock.patch.object(torch.cuda, "current_stream", lambda device: "current"):
+            attn.transformers._in_order(server.inputs)(server, use_padding=True)
+        self.assertEqual(server.mock_calls, [wait.h2d_stream.wait_stream("current"), wait.compute_stream.wait_stream("current"),
+                                             wait.inputs(server, use_padding=True)])
+        attn.transformers.register()
+        for kind in kinds:  # registered, once
+            self.assertFalse(hasattr(kind.get_model_kwargs.attn_wraps, "attn_wraps"))
+
     def test_generate_batch(self):
         """transformers' server with continuous batching: tokens as those of generate() with eager attention, one request at a time."""
         if not hasattr(transformers.LlamaForCausalLM, "generate_batch"):
@@ -349,8 +380,9 @@ class Server(TransformersCase):
                 eager, ours = models(kind, "eager", FLASH)
                 self.assertEqual(ours.config._attn_implementation, FLASH)
                 before, appends = launches(), launches("kv_append")
-                answers = ours.generate_batch(inputs=requests, generation_config=options, progress_bar=False,
-                                              continuous_batching_config=small(use_cuda_graph=graphs))
+                with self.late_resets():
+                    answers = ours.generate_batch(inputs=requests, generation_config=options, progress_bar=False,
+                                                  continuous_batching_config=small(use_cuda_graph=graphs))
                 self.assertGreater(launches() - before, 2)
                 if DEVICE != "cpu" and "sliding_window" not in KINDS[kind]:  # decoding over pages, which transformers does for these alone
                     self.assertGreater(launches("kv_append"), appends)

@@ -397,9 +397,9 @@ void check_nvfp4() {
     for (int two = 0; two < columns / 64; ++two) {
       unsigned of_keys[2][2], w[4];
       for (int i = 0; i < 2; ++i)
-        Codes::k_scales(
-            of_keys[i],
-            ptx::load_shared(unsigned(scales_at + (g + 8 * i) * scale_row + 4 * two)), t);
+        Codes::k_scales(of_keys[i],
+                        ptx::load_shared(unsigned(scales_at + (g + 8 * i) * scale_row + 4 * two)),
+                        t);
       ptx::ldmatrix(w, P::chunk(k_lane, 2 * two));
       for (int i = 0; i < 2 && !note; ++i) {
         unsigned a[2][4];
