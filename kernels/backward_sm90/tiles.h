@@ -88,7 +88,8 @@ struct Tile {
 // TFLOP/s of the three DpBegins on one H200 at 8k full: 529, 553, 569.
 constexpr Tile tile_d128{
     .head_dim = 128, .subtiles = 1, .stages = 2, .dp_begins = DpBegins::after_weights};
-// P takes so long here that products should be under way: 414 TFLOP/s, after scores 400.
+// 414 TFLOP/s at 8k causal with softcap, after scores 400. After weights 478 were timed later
+// (docs/log/2026-11-28_backward_steps.md), not tested.
 constexpr Tile tile_d128_score{
     .head_dim = 128, .subtiles = 1, .stages = 2, .dp_begins = DpBegins::with_scores};
 // 64 x 256: the same registers hold dk and dv of 128 keys, one half after the other is computed,
