@@ -234,6 +234,17 @@ def flashinfer(cell, q, k, v):
     return lambda: fi.single_prefill_with_kv_cache(q[0], k[0], v[0], causal=cell.causal)[None]
 
 
+def built_by_cudnn(graph):
+    """The workspace of a graph of cudnn-frontend, which is built; raises what cuDNN does not take."""
+    import cudnn
+    graph.validate()
+    graph.build_operation_graph()
+    graph.create_execution_plans([cudnn.heur_mode.A])
+    graph.check_support()
+    graph.build_plans()
+    return torch.empty(max(graph.get_workspace_size(), 1), dtype=torch.uint8, device="cuda")
+
+
 def cudnn_fp8(cell, q, k, v):
     """cuDNN's fp8 forward through nvidia-cudnn-frontend: fp8 output, which on Hopper is the only one."""
     import cudnn
@@ -255,12 +266,7 @@ def cudnn_fp8(cell, q, k, v):
     o.set_data_type(cudnn.data_type.FP8_E4M3)
     for amax in (amax_s, amax_o):
         amax.set_output(True).set_dim([1, 1, 1, 1]).set_stride([1, 1, 1, 1]).set_data_type(cudnn.data_type.FLOAT)
-    graph.validate()
-    graph.build_operation_graph()
-    graph.create_execution_plans([cudnn.heur_mode.A])
-    graph.check_support()
-    graph.build_plans()
-    space = torch.empty(max(graph.get_workspace_size(), 1), dtype=torch.uint8, device="cuda")
+    space = built_by_cudnn(graph)
     maxima = [torch.zeros_like(one) for _ in range(2)]
     pack = {**dict(zip(inputs, heads_first)), **{scale: one for scale in scales.values()},
             o: out.transpose(1, 2), amax_s: maxima[0], amax_o: maxima[1]}

@@ -13,7 +13,7 @@ import re
 import statistics
 from dataclasses import dataclass, replace
 
-import measured
+from peers import add_options, libraries_of
 
 COLD_BYTES = 200 << 20
 BLOCK_BYTES = {"q8_0": 34, "q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "iq4_nl": 18}  # ggml's, of 32 values
@@ -354,8 +354,7 @@ def read_calls(path, cell, torch):
 
 def measure(options, cells):
     import torch
-    from peers import libraries_of
-    from timing import Launches, Nvml, result_of, take_rounds
+    from timing import Launches, Nvml, result_of, save, take_rounds
     torch.zeros(1, device="cuda")
     libraries = libraries_of(options.lib, dict(one.split("=", 1) for one in options.code))
     nvml = Nvml()
@@ -407,15 +406,12 @@ def measure(options, cells):
         print(line, flush=True)
         del inputs, calls, launches
         torch.cuda.empty_cache()
-        if options.out:
-            result["gpu"]["after"] = nvml.state()
-            measured.write(options.out, result)
+        save(options, result, nvml)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lib", action="append", required=True, metavar="[LABEL=]PATH[@KERNEL]",
-                        help="a build of libattn.so, and the kernel it is to take instead of the plan's")
+    add_options(parser, rounds=3, ms=60, settle=30)
     parser.add_argument("--code", action="append", default=[], metavar="LABEL=FILE",
                         help="device code in place of that of the build of this label")
     parser.add_argument("--read", metavar="FILE", help="read_cuda as PTX or cubin")
@@ -423,11 +419,6 @@ if __name__ == "__main__":
     parser.add_argument("--only", default="", help="comma-separated groups")
     parser.add_argument("--cells", default="", metavar="REGEX", help="of names of cells")
     parser.add_argument("--alone", action="store_true", help="without peers")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--ms", type=float, default=60)
-    parser.add_argument("--settle", type=float, default=30)
-    parser.add_argument("--out")
-    parser.add_argument("--commit", default="")
     chosen = parser.parse_args()
     groups = chosen.only.split(",") if chosen.only else None
     measure(chosen, [cell for cell in all_cells() if (not groups or cell.group in groups) and re.search(chosen.cells, cell.name)])

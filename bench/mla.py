@@ -14,7 +14,7 @@ import pathlib
 import statistics
 from dataclasses import asdict, dataclass
 
-import measured
+from peers import add_options, libraries_of
 
 LATENT, ROPE, PAGE = 512, 64, 64
 SCALE = 192 ** -0.5
@@ -94,8 +94,7 @@ def flashmla_calls(torch, path, cell, q, caches, table, lengths):
 def measure(options):
     import torch
     from decode import read_calls
-    from peers import libraries_of
-    from timing import Launches, Nvml, result_of, take_rounds
+    from timing import Launches, Nvml, result_of, save, take_rounds
     torch.zeros(1, device="cuda")
     libraries, nvml = libraries_of(options.lib), Nvml()
     result = result_of(options, nvml)
@@ -145,21 +144,13 @@ def measure(options):
         result["cells"].append(row)
         del inputs, q, caches, table, lengths, calls, launches
         torch.cuda.empty_cache()
-        if options.out:
-            result["gpu"]["after"] = nvml.state()
-            measured.write(options.out, result)
+        save(options, result, nvml)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lib", action="append", required=True, metavar="[LABEL=]PATH[@KERNEL]",
-                        help="a build of libattn.so, and the kernel it is to take instead of the plan's")
+    add_options(parser, rounds=3, ms=40, settle=20)
     parser.add_argument("--flashmla", metavar="FILE", help="vllm's _flashmla_C.abi3.so")
     parser.add_argument("--read", metavar="FILE", help="read_cuda as PTX or cubin")
     parser.add_argument("--cells", default="", metavar="TEXT", help="part of names of cells")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--ms", type=float, default=40)
-    parser.add_argument("--settle", type=float, default=20)
-    parser.add_argument("--out")
-    parser.add_argument("--commit", default="")
     measure(parser.parse_args())

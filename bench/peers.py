@@ -246,6 +246,17 @@ def libraries_of(libs, files=None):
     return found
 
 
+def add_options(parser, rounds, ms, settle):
+    """What benchmarks of builds in turn have in common: `lib` for libraries_of(), how long they measure, and where the result goes."""
+    parser.add_argument("--lib", action="append", required=True, metavar="[LABEL=]PATH[@KERNEL]",
+                        help="a build of libattn.so, and the kernel it is to take instead of the plan's")
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--ms", type=float, default=ms)
+    parser.add_argument("--settle", type=float, default=settle)
+    parser.add_argument("--out")
+    parser.add_argument("--commit", default="")
+
+
 def measure(options):
     import torch
     from contenders import ANCHOR, PEERS, PEERS_FP8, Libattn

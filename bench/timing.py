@@ -5,6 +5,8 @@ import threading
 
 import torch
 
+import measured
+
 
 class Launches:
     """A CUDA graph of up to 50 calls, taken in turn, so that neither Python nor a call's dispatch is timed. settle: that
@@ -64,6 +66,13 @@ def result_of(options, nvml, **more):
     return {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"), "commit": options.commit,
             "gpu": {"name": torch.cuda.get_device_name(), "driver": nvml.driver(), "before": nvml.state()},
             "cuda": torch.version.cuda, "torch": torch.__version__, **more, "rounds": options.rounds, "cells": []}
+
+
+def save(options, result, nvml):
+    """Writes the result so far to --out, if that is given."""
+    if options.out:
+        result["gpu"]["after"] = nvml.state()
+        measured.write(options.out, result)
 
 
 class FieldValue(c.Structure):

@@ -14,7 +14,7 @@ import math
 import statistics
 from dataclasses import dataclass
 
-import measured
+from peers import add_options, libraries_of
 
 COLD_BYTES = 200 << 20
 PAGE = 64
@@ -117,6 +117,7 @@ def libattn_calls(torch, library, kernel, cell, q, sets, table, named):
 
 def cudnn_calls(torch, cell, q, sets):
     import cudnn
+    from contenders import built_by_cudnn
     handle = cudnn.create_handle()
     graph = cudnn.pygraph(io_data_type=cudnn.data_type.BFLOAT16, intermediate_data_type=cudnn.data_type.FLOAT,
                           compute_data_type=cudnn.data_type.FLOAT, handle=handle)
@@ -130,12 +131,7 @@ def cudnn_calls(torch, cell, q, sets):
     out = torch.empty(*q.shape[:3], cell.dim_v, device="cuda", dtype=q.dtype)
     heads_first = out.transpose(1, 2)
     o.set_output(True).set_dim(list(heads_first.shape)).set_stride(list(heads_first.stride()))
-    graph.validate()
-    graph.build_operation_graph()
-    graph.create_execution_plans([cudnn.heur_mode.A])
-    graph.check_support()
-    graph.build_plans()
-    space = torch.empty(max(graph.get_workspace_size(), 1), dtype=torch.uint8, device="cuda")
+    space = built_by_cudnn(graph)
 
     def call(k, v):
         pack = {**dict(zip(inputs, (x.transpose(1, 2) for x in (q, k, v)))), o: heads_first}
@@ -176,8 +172,7 @@ def contenders_of(torch, options, libraries, cell, q, sets, table, named):
 
 def measure(options):
     import torch
-    from peers import libraries_of
-    from timing import Launches, Nvml, result_of, take_rounds
+    from timing import Launches, Nvml, result_of, save, take_rounds
     torch.zeros(1, device="cuda")
     libraries, nvml = libraries_of(options.lib), Nvml()
     result = result_of(options, nvml, cudnn=torch.backends.cudnn.version())
@@ -222,20 +217,12 @@ def measure(options):
             print(row, flush=True)
         del q, sets, table, calls
         torch.cuda.empty_cache()
-        if options.out:
-            result["gpu"]["after"] = nvml.state()
-            measured.write(options.out, result)
+        save(options, result, nvml)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lib", action="append", required=True, metavar="[LABEL=]PATH[@KERNEL]",
-                        help="a build of libattn.so, and the kernel it is to take instead of the plan's")
+    add_options(parser, rounds=5, ms=40, settle=20)
     parser.add_argument("--only", default="", metavar="TEXT", help="part of names of rows")
     parser.add_argument("--alone", action="store_true", help="without peers")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--ms", type=float, default=40)
-    parser.add_argument("--settle", type=float, default=20)
-    parser.add_argument("--out")
-    parser.add_argument("--commit", default="")
     measure(parser.parse_args())
