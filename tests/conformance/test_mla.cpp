@@ -626,6 +626,7 @@ struct RowsOfCodes {
   double size;  // of the largest value
   bool exact;   // codes times scales are numbers of bf16
   bool nans = false;
+  bool nans_behind = false;  // the last key of a sequence, in its unit of 64
 
   // Of Q, of a sequence.
   int64_t rows() const { return in.p.heads_q / in.p.heads_kv * in.p.seqlen_q; }
@@ -675,6 +676,12 @@ struct RowsOfCodes {
         if (const int64_t row = row_of(*part, b, key); row >= 0) read[size_t(row)] = true;
     for (int64_t row = 0; row < rows; ++row)
       if (!read[size_t(row)]) std::memset(part->k.data() + row * bytes, 0xff, size_t(bytes));
+    for (int64_t b = 0; b < batch; ++b) {
+      const int64_t length = length_of(*part, b);
+      if (length == 0 || length % 64 == 0 || length == part->s.seqlen) continue;
+      const int64_t row = row_of(*part, b, length);
+      nans_behind |= row >= 0 && !read[size_t(row)];
+    }
     if (seed % 5 == 0 && part->s.layout != ATTN_PAGED)  // pages may be others' too
       for (int64_t b = 0; b < batch; b += 2)
         if (length_of(*part, b) >= in.p.seqlen_q) {
@@ -694,9 +701,10 @@ void check_codes(attn_dtype type, uint64_t first, uint64_t last) {
   Backend& cuda = backend_of(ATTN_BACKEND_CUDA);
   if (!cuda.context) ATTN_SKIP(cuda.reason);
   const bool hopper = cuda.context->context->driver->device().arch == "sm_90";
-  bool nans = false;
+  bool nans = false, nans_behind = false;
   for (uint64_t seed = first; seed <= last; ++seed) {
     const RowsOfCodes of(seed, type);
+    nans_behind |= of.nans_behind;
     INFO("seed " << seed << " " << dtype_name(type));
     const ListsAnswer got = answer(cuda.context, of.in, nullptr);
     INFO(got.error << " " << got.kernel);
@@ -715,6 +723,7 @@ void check_codes(attn_dtype type, uint64_t first, uint64_t last) {
     nans |= of.nans;
   }
   if (hopper && !stand_in() && last > 20) CHECK(nans);
+  if (last > 20) CHECK(nans_behind);
 }
 TEST_CASE("mla: rows of 656 bytes on few problems") {  // which sanitizers run
   check_codes(ATTN_MLA_656, 1, 10);
@@ -728,6 +737,66 @@ TEST_CASE("mla: rows of e4m3 on few problems") {
 TEST_CASE("mla: rows of e4m3 on random problems") {
   check_codes(ATTN_F8_E4M3FN, 11, 60);
   check_codes(ATTN_F8_E4M3FN_TOKEN, 11, 60);
+}
+
+// Scores that grow by far more than the kernels' slack from unit to unit of the same block, the
+// last key among the largest, and NaN behind it.
+void check_growing(attn_dtype type) {
+  Backend& cuda = backend_of(ATTN_BACKEND_CUDA);
+  if (!cuda.context) ATTN_SKIP(cuda.reason);
+  const Shape shape{type, 576, 512};
+  const int64_t bytes = dtype_bytes(type, shape.dim), keys = 400;
+  for (const int64_t heads : {8, 16, 64}) {
+    Draw draw{uint64_t(heads), 82};
+    Lists in(shape, 2, heads, 1);
+    std::unique_ptr<Part> part;
+    do
+      part =
+          std::make_unique<Part>(draw, shape, 2, 1, 1, PartOptions{.longest = 1, .lists = false});
+    while (part->s.layout == ATTN_PAGED || !part->s.has_seqlens);
+    part->s.seqlen = keys;
+    part->seqlens.values = {330, 345};
+    part->k = Array<char>(2 * keys * bytes);
+    part->a.k = part->k.data();
+    fill_rows(draw, type, 2 * keys, shape.dim, part->k.data(), part->scales.data());
+    for (int64_t row = 0; row < 2 * keys; ++row) {
+      char* const at = part->k.data() + row * bytes;
+      const int64_t key = row % keys;
+      // Times 64 and the scale of scores, 10 for each step.
+      for (int64_t d = 512; d < 576; ++d) {
+        const double x = 3.75 * double(key / 128);
+        if (type == ATTN_MLA_656)
+          encode_element(ATTN_BF16, at + 528, d - 512, x, true);
+        else
+          encode_element(type, at, d, x, true);
+      }
+      if (key >= length_of(*part, row / keys)) std::memset(at, 0xff, size_t(bytes));
+    }
+    in.add(std::move(part));
+    in.p.max_sms = 1;
+    in.fill_q(draw);
+    for (int64_t i = 0; i < in.rows * heads * 576; ++i)
+      if (i % 576 >= 512) encode_element(ATTN_BF16, in.q.data(), i, 1, true);
+    INFO(dtype_name(type) << " " << heads << " heads");
+    const ListsAnswer got = answer(cuda.context, in, nullptr);
+    INFO(got.error << " " << got.kernel);
+    if (got.status == ATTN_UNSUPPORTED) continue;  // no Hopper, or a file of other kernels
+    REQUIRE(got.status == ATTN_OK);
+    CHECK(got.error == "");
+    CHECK(got.kernel == kernel_of(type, heads));
+    if (stand_in()) continue;
+    const ListsAnswer want = answer(backend_of(ATTN_BACKEND_REFERENCE).context, in, nullptr);
+    REQUIRE(want.status == ATTN_OK);
+    CHECK(std::all_of(want.lse.begin(), want.lse.end(), [](float x) { return x > 20; }));
+    CHECK(differ(got.out, want.out, 8e-3) == 0);
+    CHECK(differ(got.lse, want.lse, 3e-4) == 0);
+  }
+}
+TEST_CASE("mla: rows of 656 bytes whose scores grow") {
+  check_growing(ATTN_MLA_656);
+}
+TEST_CASE("mla: rows of e4m3 whose scores grow") {
+  check_growing(ATTN_F8_E4M3FN);
 }
 
 TEST_CASE("mla: equal bits of rows of codes over 100 runs") {
