@@ -267,6 +267,25 @@ TEST_CASE("blocks: scales of sequence after sequence") {
   }
 }
 
+// V of i4 is read by fours where every segment's is i4 or nvfp4, else byte by byte.
+TEST_CASE("blocks: i4 beside another type") {
+  const auto kernels = kernels_here(Op::forward, false);
+  uint64_t seed = 0;
+  for (const int64_t dim : {64, 128, 256}) {
+    for (const attn_dtype type : {ATTN_Q4_0, ATTN_F16}) {
+      Case c = token_case("beside", ATTN_I4, ATTN_I4, 100);
+      c.name += "-" + std::to_string(++seed);
+      c.seed = seed;
+      c.thinning = for_devices(seed);
+      c.head_dim = c.head_dim_v = dim;
+      SegmentCase other = c.segments[0];
+      other.k_type = other.v_type = type;
+      c.segments.push_back(other);
+      check_case(c, kernels);
+    }
+  }
+}
+
 // ---- bytes worked by hand ----------------------------------------------------------------------
 
 constexpr uint16_t half_code = 0x3800, one_code = 0x3c00;  // 0.5 and 1 as f16
