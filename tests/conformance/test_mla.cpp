@@ -739,8 +739,8 @@ TEST_CASE("mla: rows of e4m3 on random problems") {
   check_codes(ATTN_F8_E4M3FN_TOKEN, 11, 60);
 }
 
-// Scores that grow by far more than the kernels' slack from unit to unit of the same block, the
-// last key among the largest, and NaN behind it.
+// Scores that grow by far more than the kernels' slack while a block has the sequence, the last key
+// among the largest, and NaN behind it.
 void check_growing(attn_dtype type) {
   Backend& cuda = backend_of(ATTN_BACKEND_CUDA);
   if (!cuda.context) ATTN_SKIP(cuda.reason);
