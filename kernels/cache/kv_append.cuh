@@ -503,17 +503,21 @@ __device__ __forceinline__ void append_tokens(const attn_kv_append_kernarg& a, c
   const uint4 next = request(a, s, of_lane(source, 0));
   // One descale for all of the block's tokens is asked for as early as these.
   const attn_descale& descale = a.tensor[s.which].descale;
-  const bool has_one =
-      descale.at && descale.block_keys == 0 && (descale.batch == 0 || a.tokens_of_block == 1);
+  bool has_one = false;
   float one_descale = 1;
-  if (has_one && s.n > 0 && row.token.t >= 0)
-    one_descale = *descale_at(descale, row.token.b, s.h, 0);
+  if (descale.at) {
+    has_one = descale.block_keys == 0 && (descale.batch == 0 || a.tokens_of_block == 1);
+    if (has_one && s.n > 0 && row.token.t >= 0)
+      one_descale = *descale_at(descale, row.token.b, s.h, 0);
+  }
   row.position = row.token.t < 0 ? -1 : find_position(row.token);
   row.page = -1;
   if (row.position >= 0 && a.page_size > 0) {
     row.page = row.position / a.page_size;
     if (a.block_table) row.page = a.block_table[row.token.b * (long long)a.max_pages + row.page];
   }
+  // The compiler would widen it, and so wait for it, before it asks for positions.
+  asm volatile("" : "+f"(one_descale));
   const bool rotated = s.which != 1 && a.half > 0, narrow_heads = !is_wide(a),
              usual = a.new_type != attn_element_f32 && !descale.at && narrow_heads,
              divided = has_one && !rotated && narrow_heads;
