@@ -306,8 +306,8 @@ __device__ __forceinline__ void convert(const attn_kv_append_kernarg& a, int dst
   }
 }
 
-// convert() of 16-bit elements, divided by one descale for small floats, or by none. By all lanes of
-// a warp, which has whole heads.
+// convert() of 16-bit elements, divided by one descale for small floats, or by none. By all lanes
+// of a warp, which has whole heads.
 template <int new_type, bool rotated, bool divided>
 __device__ __forceinline__ void convert_usual(const attn_kv_append_kernarg& a, const uint4& raw,
                                               double by, double inverse, const Slice& s,

@@ -114,7 +114,7 @@ struct SwappedLoader {
   // rows: of the lane's key in units that follow each other, for which it would take a dozen loads
   // of parameters each time.
   struct Walk {
-    bool quick;  // pages divide units, so that the key has the same slot in each
+    bool quick;             // pages divide units, so that the key has the same slot in each
     int page, entry, step;  // of the unit after the next; entry's number; entries of a unit
     int max_pages, num_pages;
     const int* table;
@@ -250,10 +250,9 @@ struct SwappedLoader {
     wait(shared.empty[stage.number], stage.parity ^ 1);
     SwappedUnit& unit = shared.unit[stage.number];
     const int local = first - at.begin;
-    const bool there =
-        seen >> own_key() & 1 &&
-        (walk.quick ? unsigned(page[0]) < unsigned(walk.num_pages)
-                    : !s.block_table || unsigned(page[0]) < unsigned(s.num_pages));
+    const bool there = seen >> own_key() & 1 &&
+                       (walk.quick ? unsigned(page[0]) < unsigned(walk.num_pages)
+                                   : !s.block_table || unsigned(page[0]) < unsigned(s.num_pages));
     const unsigned valid = __ballot_sync(0xffffffff, there);
     if (lane() == 0) {
       reinterpret_cast<unsigned*>(&unit.valid)[index()] = valid;
