@@ -306,12 +306,19 @@ __device__ __forceinline__ void convert(const attn_kv_append_kernarg& a, int dst
   }
 }
 
-// convert() of 16-bit elements without descales. By all lanes of a warp, which has whole heads.
-template <int new_type, bool rotated>
+// convert() of 16-bit elements, divided by one descale for small floats, or by none. By all lanes
+// of a warp, which has whole heads.
+template <int new_type, bool rotated, bool divided>
 __device__ __forceinline__ void convert_usual(const attn_kv_append_kernarg& a, const uint4& raw,
-                                              const Slice& s, int position, float (&x)[count]) {
+                                              double by, double inverse, const Slice& s,
+                                              int position, float (&x)[count]) {
   constexpr bool f16 = new_type == attn_element_f16;
+  static_assert(!rotated || !divided);
   unpack_words(f16, raw, x);
+  if constexpr (divided) {
+#pragma unroll
+    for (float& e : x) e = narrow(divide(double(e), by, inverse), false);
+  }
   if (!rotated) return;
   float other[count];
   if (!a.interleaved) {
@@ -403,18 +410,19 @@ __device__ __forceinline__ uint4 request(const attn_kv_append_kernarg& a, const 
 // The slices of the block's tokens, of which lane n has where the n-th is, and `next` the first.
 // By all lanes of a warp; where heads are wide by all warps, which meet at the same barriers
 // whatever their types are. fixed: the type of aligned rows; 0: any, of rows that are not.
-// new_type: that of new elements of 16 bits, without descales, whose heads are not wide; 0: any.
-// Then `rotated` says whether some are.
-template <int fixed, int new_type = 0, bool rotated = false>
+// new_type: that of new elements of 16 bits whose heads are not wide; 0: any. Then `rotated` says
+// whether some are, and `divided` whether all are, by `one_descale`.
+template <int fixed, int new_type = 0, bool rotated = false, bool divided = false>
 __device__ __forceinline__ void append_slices(const attn_kv_append_kernarg& a, const Slice& s,
                                               int tokens, const Row& row, const char* source,
-                                              uint4 first) {
+                                              uint4 first, float one_descale) {
   constexpr bool aligned = fixed != 0, usual = new_type != 0;
   constexpr int ahead = usual ? 2 : 1;  // tokens whose elements are asked for
   const attn_kv_append_tensor& of = a.tensor[s.which];
   const int type = aligned ? fixed : of.dst_type;
   const long long to_slice = keep(bytes_of(type, s.h * of.dst_stride[2] + s.d));
   const Destination to = find_destination(a, type, row, s.which);
+  const double by = divided ? one_descale : 1, inverse = divided ? __drcp_rn(by) : 1;
   const char* next_from = of_lane(source, 0);  // of next[0], if that is all
   uint4 next[ahead] = {first};
   if (ahead > 1 && tokens > 1) next[ahead - 1] = request(a, s, of_lane(source, 1));
@@ -430,7 +438,7 @@ __device__ __forceinline__ void append_slices(const attn_kv_append_kernarg& a, c
     float x[count];
     if constexpr (usual) {
       if (!to_row) continue;
-      convert_usual<new_type, rotated>(a, raw, s, position, x);
+      convert_usual<new_type, rotated, divided>(a, raw, by, inverse, s, position, x);
     } else {
       const int b = __shfl_sync(all_lanes, row.token.b, i);
       if (position >= 0 && s.n > 0) {
@@ -493,16 +501,28 @@ __device__ __forceinline__ void append_tokens(const attn_kv_append_kernarg& a, c
   row.token = find(first + min(int(threadIdx.x % warp_size), tokens - 1));
   const char* const source = find_source(a, row.token, s);
   const uint4 next = request(a, s, of_lane(source, 0));
+  // One descale for all of the block's tokens is asked for as early as these.
+  const attn_descale& descale = a.tensor[s.which].descale;
+  bool has_one = false;
+  float one_descale = 1;
+  if (descale.at) {
+    has_one = descale.block_keys == 0 && (descale.batch == 0 || a.tokens_of_block == 1);
+    if (has_one && s.n > 0 && row.token.t >= 0)
+      one_descale = *descale_at(descale, row.token.b, s.h, 0);
+  }
   row.position = row.token.t < 0 ? -1 : find_position(row.token);
   row.page = -1;
   if (row.position >= 0 && a.page_size > 0) {
     row.page = row.position / a.page_size;
     if (a.block_table) row.page = a.block_table[row.token.b * (long long)a.max_pages + row.page];
   }
-  const bool usual = a.new_type != attn_element_f32 && !a.tensor[s.which].descale.at && !is_wide(a),
-             rotated = s.which != 1 && a.half > 0;
-  const auto append = [&]<int fixed, int new_type = 0, bool rotates = false> {
-    append_slices<fixed, new_type, rotates>(a, s, tokens, row, source, next);
+  // The compiler would widen it, and so wait for it, before it asks for positions.
+  asm volatile("" : "+f"(one_descale));
+  const bool rotated = s.which != 1 && a.half > 0, narrow_heads = !is_wide(a),
+             usual = a.new_type != attn_element_f32 && !descale.at && narrow_heads,
+             divided = has_one && !rotated && narrow_heads;
+  const auto append = [&]<int fixed, int new_type = 0, bool rotates = false, bool divides = false> {
+    append_slices<fixed, new_type, rotates, divides>(a, s, tokens, row, source, next, one_descale);
   };
   // The type of new elements and rotation are not looked at for each token.
   const auto append_of = [&]<int fixed, int new_type> {
@@ -538,8 +558,14 @@ __device__ __forceinline__ void append_tokens(const attn_kv_append_kernarg& a, c
       return append_to.template operator()<attn_element_nvfp4>();
     case attn_element_f8_e4m3fn_token:
       return append_to.template operator()<attn_element_f8_e4m3fn_token>();
-    default:
-      return append_to.template operator()<attn_element_f8_e4m3fn>();
+    default: {
+      constexpr int fp8 = attn_element_f8_e4m3fn;
+      if (divided && a.new_type == attn_element_f16)
+        return append.template operator()<fp8, attn_element_f16, false, true>();
+      if (divided && a.new_type == attn_element_bf16)
+        return append.template operator()<fp8, attn_element_bf16, false, true>();
+      return append_to.template operator()<fp8>();
+    }
   }
 }
 

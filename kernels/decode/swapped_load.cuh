@@ -111,6 +111,16 @@ struct SwappedLoader {
   // Of the next unit: asked for while the one before it is on its way.
   int page[rows ? 1 : max_boxes] = {};
   float k_descale = 1, v_descale = 1;
+  // rows: of the lane's key in units that follow each other, for which it would take a dozen loads
+  // of parameters each time.
+  struct Walk {
+    bool quick;             // pages divide units, so that the key has the same slot in each
+    int page, entry, step;  // of the unit after the next; entry's number; entries of a unit
+    int max_pages, num_pages;
+    const int* table;
+    unsigned long long k, v, k_page, v_page;  // in page 0; bytes between pages
+  };
+  std::conditional_t<rows, Walk, NoRows> walk = {};
 
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
   // rows: of the two warps, and the lane's key of a unit.
@@ -139,6 +149,37 @@ struct SwappedLoader {
       k_descale = descale(s.k_descale);
       v_descale = descale(s.v_descale);
     }
+  }
+
+  // rows: before the first of units that follow each other, and before each of the others.
+  __device__ __forceinline__ int next_page() {
+    const int page = walk.entry < walk.max_pages ? walk.table[walk.entry] : -1;
+    walk.entry += walk.step;
+    return page;
+  }
+  __device__ __forceinline__ void look_up_first(const attn_decode_segment& s, int local) {
+    look_up(s, local);
+    walk.quick = s.block_table && s.page_log2 >= 0 && s.page_size <= unit_keys;
+    if (!walk.quick) return;
+    walk.step = unit_keys >> s.page_log2;
+    walk.entry = page_of(s, local + own_key()) + walk.step;
+    walk.max_pages = s.max_pages, walk.num_pages = s.num_pages;
+    walk.table = s.block_table + at.b * (long long)s.max_pages;
+    walk.page = next_page();
+    const int slot = slot_of(s, own_key());  // `local` is of whole units
+    const auto in_page_0 = [&](const void* base, const long long(&stride)[3]) {
+      return reinterpret_cast<unsigned long long>(base) +
+             KV::bytes * (slot * stride[1] + at.h * stride[2]);
+    };
+    walk.k = in_page_0(s.k, s.k_stride), walk.v = in_page_0(s.v, s.v_stride);
+    walk.k_page = KV::bytes * s.k_stride[0], walk.v_page = KV::bytes * s.v_stride[0];
+  }
+  __device__ __forceinline__ void look_up_next(const attn_decode_segment& s, int local,
+                                               bool descales) {
+    if (!walk.quick || descales) look_up(s, local);
+    if (!walk.quick) return;
+    page[0] = walk.page;
+    walk.page = next_page();
   }
 
   // Keys of the unit that some query sees. limit: behind the segment's last one of those.
@@ -209,8 +250,9 @@ struct SwappedLoader {
     wait(shared.empty[stage.number], stage.parity ^ 1);
     SwappedUnit& unit = shared.unit[stage.number];
     const int local = first - at.begin;
-    const bool there =
-        seen >> own_key() & 1 && (!s.block_table || unsigned(page[0]) < unsigned(s.num_pages));
+    const bool there = seen >> own_key() & 1 &&
+                       (walk.quick ? unsigned(page[0]) < unsigned(walk.num_pages)
+                                   : !s.block_table || unsigned(page[0]) < unsigned(s.num_pages));
     const unsigned valid = __ballot_sync(0xffffffff, there);
     if (lane() == 0) {
       reinterpret_cast<unsigned*>(&unit.valid)[index()] = valid;
@@ -222,21 +264,26 @@ struct SwappedLoader {
     }
     __syncwarp();
     const unsigned full = address(&shared.full[stage.number]);
-    if (valid != 0) {
-      // Rows of keys that are not valid may be anything: those of one that is.
+    unsigned long long k_row, v_row;
+    if (walk.quick) {
+      k_row = walk.k + unsigned(page[0]) * walk.k_page;
+      v_row = walk.v + unsigned(page[0]) * walk.v_page;
+    } else {
+      k_row = row_address(s, s.k, s.k_stride, local);
+      v_row = row_address(s, s.v, s.v_stride, local);
+    }
+    // Rows of keys that are not valid may be anything: those of one that is.
+    if (~valid != 0 && valid != 0) {
       const int other = __ffs(valid) - 1;
-      const auto row_of = [&](const void* base, const long long(&stride)[3]) {
-        const unsigned long long own = row_address(s, base, stride, local),
-                                 valid_one = __shfl_sync(0xffffffff, own, other);
-        return there ? own : valid_one;
-      };
-      const unsigned long long k_row = row_of(s.k, s.k_stride), v_row = row_of(s.v, s.v_stride);
-      ask_ahead();
+      const unsigned long long k_other = __shfl_sync(0xffffffff, k_row, other),
+                               v_other = __shfl_sync(0xffffffff, v_row, other);
+      if (!there) k_row = k_other, v_row = v_other;
+    }
+    ask_ahead();
+    if (valid != 0) {
       const unsigned to = ring + stage.number * tile.stage_bytes() + 32 * index() * panel_pitch;
       copy_rows<tile.head_dim>(to, k_row, a.head_dim * KV::bytes);
       copy_rows<tile.head_dim_v>(to + tile.k_bytes(), v_row, a.head_dim_v * KV::bytes);
-    } else {
-      ask_ahead();
     }
     ptx::cp_async_arrive(full);
     if (lane() == 0) ptx::mbarrier_arrive(full);
@@ -328,7 +375,10 @@ struct SwappedLoader {
           KV::scaled && !KV::own_types && (s.k_descale.block_keys || s.v_descale.block_keys);
       const bool each = s.block_table || by_block;
       SwappedPart* const posted = begins ? post(parts++) : nullptr;
-      loader.look_up(s, at.first - at.begin);
+      if constexpr (rows)
+        look_up_first(s, at.first - at.begin);
+      else
+        loader.look_up(s, at.first - at.begin);
 #pragma unroll 1
       for (int i = 0; i < units; ++i) {
         const int first = at.first + i * unit_keys;
@@ -343,7 +393,11 @@ struct SwappedLoader {
         };
         loader.load(s, first, seen_keys(first, limit), last && part_ends, last && final, place_part,
                     [&] {
-                      if (each && !last) loader.look_up(s, first + unit_keys - at.begin);
+                      if (!each || last) return;
+                      if constexpr (rows)
+                        look_up_next(s, first + unit_keys - at.begin, by_block);
+                      else
+                        loader.look_up(s, first + unit_keys - at.begin);
                     });
       }
       if (final) return;
