@@ -31,7 +31,7 @@ struct attn_dequantise_segment {
   attn_kv_lengths lengths;
   attn_pages pages;
   // Paged: [batch, table_pages], gets the pages of dst: b * table_pages + n, -1 where
-  // pages.block_table is out of range.
+  // pages.block_table is out of range or the page ends before the first key that is seen.
   int* table;
   int table_pages;
   long long rows;  // of a sequence in dst; 0: packed, as in src

@@ -1,7 +1,7 @@
 //# architectures sm_90
 // K and V of segments in codes of 8, 5 or 4 bits, times their scales, as 16-bit floats that
-// fwd_sm90_* read. An item is a part of a sequence's keys or values; keys that no query sees stay
-// unwritten.
+// fwd_sm90_* read. An item is a part of a sequence's keys or values. Keys that no query sees stay
+// unwritten; so do entries for pages after the last key that some query sees.
 #include "../common/descale.cuh"
 #include "../common/element.cuh"
 #include "../common/iq4_nl.cuh"
@@ -262,6 +262,13 @@ __device__ __forceinline__ void convert_part(const attn_dequantise_kernarg& a, u
   if (!t.dst || first >= s.lengths.capacity) return;
   const SeenRange seen = seen_range(a, int(which) / 2, b);
   const int end = min(seen.end, first + a.part_keys);
+  // A tile of the forward kernel may begin before the first key that some query sees, and reads the
+  // entries of all its keys.
+  if (s.pages.block_table && which % 2 == 0 && threadIdx.x == 0)
+#pragma unroll 1
+    for (int n = first / s.pages.page_size;
+         n < min(seen.begin, first + a.part_keys) / s.pages.page_size; ++n)
+      s.table[b * s.table_pages + n] = -1;
   for (int key = max(first, seen.begin / chunk_keys * chunk_keys); key < end; key += chunk_keys) {
     Rows rows{b, key, b * s.rows + key, min(chunk_keys, end - key)};
     if (s.pages.block_table) {

@@ -576,9 +576,9 @@ struct Own : Swapped<OwnTypes, tile> {
       add_columns<F16>(block, columns, p);
     }
   }
-  // nvfp4's descales of K and V in the segment of the warp's unit, in shared memory:
-  // there are few registers.
-  __device__ __forceinline__ float* descales() const { return shared.descales[warp()]; }
+  // nvfp4's descales of K and V in the segment of the warp's unit. There are few registers, so they
+  // are in shared memory, where other kernels have Q's scales.
+  __device__ __forceinline__ float* descales() const { return shared.q_scale + 2 * warp(); }
   __device__ __forceinline__ void note_descale(int which, const attn_descale& descale) const {
     __syncwarp();
     if (lane() == 0)

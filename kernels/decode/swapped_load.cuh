@@ -32,7 +32,7 @@ struct SwappedPart {
 };
 
 // What a warpgroup knows of its rows.
-template <DecodeTile tile, bool own_types = tile.own_types>
+template <DecodeTile tile>
 struct SwappedRows {
   static constexpr int rows = tile.rows(), all_rows = tile.slot_rows();  // these of all heads
   unsigned long long seen[decode_warps];  // with a tree: keys that some row sees
@@ -45,16 +45,6 @@ struct SwappedRows {
   ulonglong2 tree[rows];                   // its words of the tree
   int first_query;                         // with ALiBi: its place among the keys
 };
-template <DecodeTile tile>
-struct SwappedRows<tile, true> {
-  static constexpr int rows = tile.rows(), all_rows = tile.slot_rows();
-  unsigned long long seen[decode_warps];
-  float descales[decode_warps][2];  // of nvfp4: each warp's of K and of V
-  float slope[all_rows];
-  alignas(16) int2 keys[rows];
-  ulonglong2 tree[rows];
-  int first_query;
-};
 struct NoRows {};
 template <DecodeTile tile>
 struct SwappedShared : SwappedRows<tile> {  // of the first warpgroup
@@ -63,8 +53,7 @@ struct SwappedShared : SwappedRows<tile> {  // of the first warpgroup
   Barrier part_full[2], part_empty[2];
   std::conditional_t<tile.own_types, OwnUnit, SwappedUnit> unit[decode_max_stages];
   SwappedPart part[2];
-  // For the second of two warps that load.
-  std::conditional_t<tile.own_types, NoRows, Work<tile>> work;
+  Work<tile> work;  // for the second of two warps that load
 };
 
 template <DecodeTile tile>

@@ -15,8 +15,9 @@ constexpr int pieces = tile.keys / 16;
 template <Tile tile>
 constexpr int describing_lanes = pieces<tile> > key_words<tile> ? pieces<tile> : key_words<tile>;
 
-// The page of the lane's keys, as the table has it. Entries for keys that no query sees are not
-// read.
+// The page of the lane's keys, as the table has it. Entries for keys from walk.used on are not
+// read. Entries for keys before first_seen(item) are read where a tile begins earlier, and may be
+// anything: keys_there() leaves these keys out, so their scores are hidden and their V is cleared.
 template <Tile tile>
 __device__ __forceinline__ int look_up(const attn_sm90_paged_kernarg& a, const Item& item,
                                        const ItemWalk<tile>& walk) {

@@ -358,12 +358,16 @@ struct ByRows {
     }
   }
 
-  // V of keys that nobody sees may be anything, and 0 * NaN is NaN. weigh() waits for all warps.
-  __device__ __forceinline__ void clear(unsigned stage, unsigned long long valid) const {
+  // V of keys that nobody sees may be anything, and 0 * NaN is NaN. Each warp clears rows of its
+  // own keys, which no other warp reads as K. weigh() waits for all warps, then they are read as V.
+  static __device__ __forceinline__ void clear(unsigned stage, unsigned long long valid) {
+    static_assert(!two || codes);  // two warps would read the same rows as K
+    constexpr int chunks = latent_columns / 8;
+    __syncwarp();
 #pragma unroll 1
-    for (int i = threadIdx.x; i < unit_keys * latent_columns / 8; i += threads)
-      if (const int key = i / (latent_columns / 8); !(valid >> key & 1))
-        ptx::fill_shared(stage + key * pitch + i % (latent_columns / 8) * 16, 0);
+    for (int i = lane(); i < 16 * chunks; i += 32)
+      if (const int key = 16 * warp() + i / chunks; !(valid >> key & 1))
+        ptx::fill_shared(stage + key * pitch + i % chunks * 16, 0);
   }
 
   // Of a warp's keys, the place of a lane's part of a matrix of 16 rows and 32 bytes.
