@@ -40,30 +40,23 @@ __device__ __forceinline__ void Consumer<T, tile, with>::run_by_keys() const {
         float s[32], dp[32];
         ptx::mbarrier_wait(address(&c.q_full[stage]), Q::parity(n));
         multiply(s, k, q);
-        if constexpr (tile.dp_begins == DpBegins::with_scores) {
-          static_assert(tile.subtiles == 1);
-          ptx::mbarrier_wait(address(&c.d_out_full[stage]), Q::parity(n));
-          multiply(dp, v, d_out);
-        }
         Lse lse;
         load_lse(lse, stats);
 #pragma unroll
         for (int u = 0; u < tile.subtiles; ++u) {
-          if constexpr (tile.dp_begins == DpBegins::with_scores) {
-            ptx::wgmma_wait<1>();
-            ptx::pin(s);
-          } else {
-            ptx::wgmma_wait<0>();
-            ptx::pin(s);
-            if (u == 0)
-              ptx::mbarrier_wait(address(&c.d_out_full[stage]), Q::parity(n));
-            else
-              ptx::pin(dk[u - 1]);
-          }
-          if (tile.dp_begins == DpBegins::after_scores) multiply(dp, v + u * 512, d_out);
+          ptx::wgmma_wait<0>();
+          ptx::pin(s);
+          if (u == 0)
+            ptx::mbarrier_wait(address(&c.d_out_full[stage]), Q::parity(n));
+          else
+            ptx::pin(dk[u - 1]);
+          // Products that a warpgroup has issued together are computed together. Those of dp begun
+          // when the warpgroup has nothing else to multiply, the two take turns: one finds P or ds
+          // while the other multiplies.
+          if (!tile.dp_after_weights) multiply(dp, v + u * 512, d_out);
           unsigned p[4][4], ds[4][4];
           find_p(s, p, lse, stats, item, query, tile.subtiles * group + u, n);
-          if (tile.dp_begins == DpBegins::after_weights) multiply(dp, v + u * 512, d_out);
+          if (tile.dp_after_weights) multiply(dp, v + u * 512, d_out);
           add_products(dv[u], p, d_out_t);
           ptx::wgmma_wait<1>();
           ptx::pin(dp);

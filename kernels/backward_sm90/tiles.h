@@ -12,15 +12,6 @@ constexpr int max_stages = 3;  // of any tile
 constexpr int max_subtiles = 2;
 constexpr int control_bytes = 3072;  // barriers, the item, lse and delta, before K
 
-// When a warpgroup begins d_out v^T of a subtile. Products that a warpgroup has issued together are
-// computed together, so the later it begins this one, the more the two warpgroups take turns: one
-// finds P or ds while the other multiplies.
-enum class DpBegins {
-  with_scores,   // it is issued behind them
-  after_scores,  // when they are there
-  after_weights  // when P has been found: the warpgroup has nothing to multiply meanwhile
-};
-
 struct Tile {
   int head_dim;  // columns of the products; a smaller head_dim or head_dim_v is padded with zeros
   int subtiles;  // of 64 keys, of each warpgroup. Their dk and dv are in its registers
@@ -31,7 +22,8 @@ struct Tile {
   int blocks = 1;
   int dq_places = 2;  // of tiles n % 2 of dq, or of parts of it; or both have one place
   bool biased = false;
-  DpBegins dp_begins = DpBegins::after_scores;
+  // When d_out v^T of a subtile begins: see run_by_keys().
+  bool dp_after_weights = true;
 
   constexpr bool operator==(const Tile&) const = default;
 
@@ -85,16 +77,12 @@ struct Tile {
 
 // 64 x 128: dk and dv of 64 keys are 128 registers of a thread, and scores and their gradients of
 // 64 queries 64 more, in whose place a tile of dq is found.
-// TFLOP/s of the three DpBegins on one H200 at 8k full: 529, 553, 569.
-constexpr Tile tile_d128{
-    .head_dim = 128, .subtiles = 1, .stages = 2, .dp_begins = DpBegins::after_weights};
-// 414 TFLOP/s at 8k causal with softcap, after scores 400. After weights 478 were timed later
-// (docs/log/2026-11-28_backward_steps.md), not tested.
-constexpr Tile tile_d128_score{
-    .head_dim = 128, .subtiles = 1, .stages = 2, .dp_begins = DpBegins::with_scores};
+constexpr Tile tile_d128{.head_dim = 128, .subtiles = 1, .stages = 2};
 // 64 x 256: the same registers hold dk and dv of 128 keys, one half after the other is computed,
-// and dq is added to half as often. dp begun with scores: 495 TFLOP/s, after them 522.
-constexpr Tile tile_d64{.head_dim = 64, .subtiles = 2, .stages = 3};
+// and dq is added to half as often.
+// dp after weights needs registers that it does not have; with more to scores it is 10 % faster.
+constexpr Tile tile_d64{.head_dim = 64, .subtiles = 2, .stages = 3, .dp_after_weights = false};
+constexpr Tile tile_d64_score{.head_dim = 64, .subtiles = 2, .stages = 3};
 // 64 x 2 x 64: dk or dv of 64 keys are 128 registers of a thread. One block would add to dq as
 // often as there are 64 keys, and memory takes no more than 1.8 TB/s of that: a pair adds half as
 // often. Two stages would need 32 KB more than there are.
