@@ -305,7 +305,10 @@ Mask mask_from_documents(const std::vector<nb::object>& values, nb::handle causa
   std::vector<int64_t> lengths;
   int64_t total = 0;
   for (const nb::object& value : values) {
-    lengths.push_back(integer(value, "lengths[" + std::to_string(lengths.size()) + "]"));
+    const std::string name = "lengths[" + std::to_string(lengths.size()) + "]";
+    lengths.push_back(integer(value, name));
+    if (lengths.back() < 0)
+      refuse(name + " is " + std::to_string(lengths.back()) + "; accepted: 0 and above");
     if (__builtin_add_overflow(total, lengths.back(), &total))
       refuse("lengths add up to more than 64 bits hold");
   }
