@@ -101,6 +101,15 @@ nb::object backward(const nb::dict& arguments);
 nb::object kv_append(const nb::dict& arguments);
 // The same of kv_roll().
 void kv_roll(const nb::dict& arguments);
+// (out, lse) of parts (out, lse).
+nb::object merge(const std::vector<std::pair<nb::object, nb::object>>& parts, nb::handle out_dtype,
+                 nb::handle backend);
+// (stored, descale or None), (stored, scale) or (stored, scale, descale). scale: 1, "amax", another
+// number, or an array of f32. per: "tensor", "head", 64 or 128.
+nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::handle per,
+                    nb::handle saturate, nb::handle backend);
+// Adds the class Mask and the functions that build masks.
+void add_block_masks(nb::module_& m);
 
 // One call of forward().
 class Call {
