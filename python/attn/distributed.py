@@ -160,7 +160,7 @@ class _Order:
     def whole(self, x, dim, room=0):
         """[ranks, ...] -> [...] with the tokens along `dim` in the order of the sequence. A view where no element need move.
 
-        room: so many tokens before and after them that hold anything, with layout documents."""
+        room: this many tokens before and after them that hold anything, with layout documents."""
         if x.shape[0] == 1 and room == 0:
             return x[0]
         if self.layout == "contiguous":
@@ -272,7 +272,7 @@ class _Group:
         return self._side
 
     def streams_aside(self, device, count):
-        """Streams of a GPU for kernels beside those of the current one, None for the CPU."""
+        """Streams of a GPU for kernels that run at the same time as those of the current one, None for the CPU."""
         if device.type != "cuda":
             return None
         streams = self.streams.setdefault(device, [])

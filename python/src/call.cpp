@@ -206,7 +206,7 @@ int32_t num_threads() {
   return state->threads;
 }
 
-// What nobody but the caches holds goes, and its threads with it.
+// What only the caches hold goes, and its threads with it.
 void set_num_threads(int32_t threads) {
   if (threads < 0 || threads > 4096)
     refuse("threads is " + std::to_string(threads) + "; accepted: 1 to 4096, or 0 for the default");
@@ -1024,7 +1024,8 @@ void Call::launch(Compiled& compiled, const std::function<attn_status(void*, siz
   void* stream = reader_.stream();
   const plan& made = compiled.made;
   if (const size_t bytes = made.workspace(); bytes > 0) {
-    // A graph keeps what its runs use, and is replayed beside other graphs and other runs.
+    // A graph keeps what its runs use, and is replayed at the same time as other graphs and other
+    // runs.
     const nb::object own = reader_.captured(bytes);
     if (!own.is_none()) {
       void* workspace = reinterpret_cast<void*>(nb::cast<intptr_t>(own.attr("data_ptr")()));
