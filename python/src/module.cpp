@@ -44,7 +44,8 @@ std::string difference(const attn_problem& is, const attn_problem& was) {
   compare("number of segments", is.num_segments, was.num_segments);
   for (int32_t i = 0; i < is.num_segments && found.empty(); ++i) {
     const attn_segment &a = is.segments[i], &b = was.segments[i];
-    const std::string at = is.num_segments > 1 ? "[" + std::to_string(i) + "]" : "";
+    std::string at;
+    if (is.num_segments > 1) at.append("[").append(std::to_string(i)).append("]");
     compare_types("k" + at + ": type", a.k_type, b.k_type);
     compare_types("v" + at + ": type", a.v_type, b.v_type);
     compare("k" + at + ": layout", int(a.layout), int(b.layout));
