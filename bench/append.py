@@ -100,7 +100,7 @@ class Inputs:
         return torch.cat([x * cos - y * sin, x * sin + y * cos], -1)
 
     def check(self, k, v, q, q_out, cache, scales):
-        """What a call has written, beside PyTorch's rotation and conversion."""
+        """What a call has written, next to PyTorch's rotation and conversion."""
         cell, kv = self.cell, self.cell.kv
         assert self.lengths_out.eq(HELD + cell.tokens).all()
         if cell.heads:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times the backward pass beside PyTorch's FlashAttention-2 and cuDNN, and FlashAttention-3, live, in TFLOP/s of 2.5 forwards.
+"""Times the backward pass next to PyTorch's FlashAttention-2 and cuDNN, and FlashAttention-3, live, in TFLOP/s of 2.5 forwards.
 
     bench/backward.py --lib build/release/lib/libattn.so [--kernel NAME] [--cells d128 causal] [--out FILE]
     bench/backward.py --plot docs/measured/NAME.json docs/measured/NAME.png     draws a result
@@ -53,13 +53,18 @@ class Cell:
     documents: tuple = ()  # their lengths
     window: int = 0  # keys that a query sees, itself among them
 
+    @property
+    def fa3_only(self):
+        """PyTorch's operators lack this mask, so FlashAttention-3 computes out, lse and the gradients to compare with."""
+        return bool(self.documents or self.window)
+
     def name(self):
         mask = f"window of {self.window}" if self.window else "causal" if self.causal else "full"
         tokens = f"{len(self.documents)} documents in {self.seqlen}" if self.documents else f"{self.batch}x{self.seqlen}"
         return f"{self.dtype} d{self.dim} {mask} {self.heads}/{self.heads_kv} heads {tokens}"
 
     def flops(self):  # of 2.5 forwards
-        if self.documents or self.window:
+        if self.fa3_only:
             seen = [n * (n + 1) / 2 for n in self.documents] or [self.window * (self.seqlen - (self.window - 1) / 2)]
             return 10 * self.heads * self.dim * sum(seen)
         return 10 * self.batch * self.heads * self.seqlen ** 2 * self.dim / (2 if self.causal else 1)
@@ -111,7 +116,7 @@ def cudnn(cell, x):
 
 
 def fa3(cell, x, deterministic):
-    """Its gradients, and the call. x.out and x.lse are there, but for packed cells."""
+    """Its gradients, and the call. Computes x.out and x.lse if the cell is fa3_only; else fa2() has done so."""
     grads = [torch.empty_like(t) for t in (x.q, x.k, x.v)]
     options = {"is_causal": cell.causal}
     if cell.window:
@@ -119,7 +124,7 @@ def fa3(cell, x, deterministic):
     if cell.documents:
         longest = max(cell.documents)
         options |= {"cu_seqlens_q": x.cu, "cu_seqlens_k": x.cu, "max_seqlen_q": longest, "max_seqlen_k": longest}
-    if cell.documents or cell.window:
+    if cell.fa3_only:
         x.out, x.lse = torch.ops.flash_attn_3.fwd(x.q, x.k, x.v, num_splits=1, **options)[:2]
 
     def call():
@@ -172,7 +177,7 @@ def difference(cell, grads, wanted):
     group = cell.heads // cell.heads_kv
     text = []
     for name, got, want in zip(("dq", "dk", "dv"), grads, wanted):
-        want = (want if cell.documents or cell.window else want.transpose(1, 2)).float()
+        want = (want if cell.fa3_only else want.transpose(1, 2)).float()
         if name != "dq" and group > 1:
             want = want.unflatten(2, (cell.heads_kv, group)).sum(3)
         text.append(f"{name} {((got.float() - want).abs().max() / want.square().mean().sqrt()).item():.3g}")
@@ -185,7 +190,7 @@ def plot(path, png):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     result = json.loads(pathlib.Path(path).read_text())
-    cells = [c for c in result["cells"] if not c["cell"].get("documents") and not c["cell"].get("window")]
+    cells = [c for c in result["cells"] if not Cell(**c["cell"]).fa3_only]
     groups = {}
     for c in cells:
         at = c["cell"]
@@ -252,7 +257,7 @@ def main():
             continue
         x = Inputs(cell)
         calls, wanted = {}, None
-        if not options.packed:
+        if not cell.fa3_only:
             calls["fa2"] = fa2(cell, x)
             wanted = calls["fa2"]()[:3]
             try:
@@ -264,14 +269,14 @@ def main():
             try:
                 grads, calls["fa3"] = fa3(cell, x, options.deterministic)
                 calls["fa3"]()
-                if options.packed:
+                if cell.fa3_only:
                     wanted = grads
                 else:
                     agree["fa3"] = difference(cell, grads, wanted)
             except RuntimeError as error:
                 calls.pop("fa3", None)
                 print(f"  fa3: {str(error).splitlines()[0]}")
-                if options.packed:
+                if cell.fa3_only:
                     continue
         if options.no_peers or options.softcap or options.bias:
             calls = {}

@@ -118,7 +118,7 @@ class Libattn:
 
     def forward(self, cell, inputs, mask=None, flags=0, descale_keys=0, out_dtype=None):
         """Per set of inputs a call that launches on PyTorch's current stream and returns the output, which all share.
-        descale_keys: K and V have a descale of 0.75 to 1.25 for each block of so many keys."""
+        descale_keys: K and V have a descale of 0.75 to 1.25 for each block of this many keys."""
         q, k, v = inputs[0]
         kind = TYPE_OF[q.dtype]
         segment = make(Segment, k_type=kind, v_type=kind, seqlen=cell.seqlen)

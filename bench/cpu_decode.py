@@ -1,4 +1,4 @@
-"""Decode on the CPU: libattn beside PyTorch, on all cores.
+"""Decode on the CPU: libattn next to PyTorch, on all cores.
 
     python3 bench/cpu_decode.py --commit $(git rev-parse --short HEAD) --out docs/measured/NAME.json
 

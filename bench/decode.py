@@ -1,4 +1,4 @@
-"""Times decode: few queries against a long cache, libattn beside what is importable, in one process, rounds interleaved.
+"""Times decode: few queries against a long cache, libattn next to what is importable, in one process, rounds interleaved.
 
     python3 bench/decode.py --lib build/release/lib/libattn.so --read build/release/kernels/read_cuda.compute_80.ptx
     python3 bench/decode.py --lib new=a/libattn.so --lib old=b/libattn.so --only anchors,short --out docs/measured/NAME.json
@@ -19,7 +19,7 @@ COLD_BYTES = 200 << 20
 BLOCK_BYTES = {"q8_0": 34, "q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "iq4_nl": 18}  # ggml's, of 32 values
 ELEMENT_BYTES = {"bf16": 2, "f16": 2, "e4m3": 1, "i8": 1, "i4": 0.5, "nvfp4": 9 / 16, **{kind: size / 32 for kind, size in BLOCK_BYTES.items()}}
 IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-SCALED = ("i8", "i4", "nvfp4")  # with scales beside them: an f16 for each token and head, nvfp4 an e4m3 for each 16 elements
+SCALED = ("i8", "i4", "nvfp4")  # with scales in an array of their own: an f16 for each token and head, nvfp4 an e4m3 for each 16 elements
 E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 
 

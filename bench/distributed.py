@@ -4,7 +4,7 @@
     python3 -m torch.distributed.run --nproc-per-node 4 bench/distributed.py --timeline OUT
     python3 bench/distributed.py --host --json OUT
 
-The first times calls on the GPUs of a host under NCCL, beside those of one GPU; the second writes which kernels the GPU of rank 0 runs when, for
+The first times calls on the GPUs of a host under NCCL, next to those of one GPU; the second writes which kernels the GPU of rank 0 runs when, for
 docs/timeline.py; the third times, on the CPU under gloo, what calls of tiny shapes cost.
 A GPU's figure is the wall clock of a mean call, on the slowest rank, the median of three rounds. "host" is how long the call itself takes, without waiting for the GPU,
 "graph" a replay of the call as a CUDA graph. --only: which of cells (prefill), pieces, documents, decode and peer (PyTorch's context_parallel).
@@ -103,7 +103,7 @@ def as_graph(call):
 
 
 def cells(alone, ways, device, compares=COMPARE):
-    """Cells of ways = [(cell, make)], beside calls `alone` by name: times of make(compare)() as each of compare, and as a graph."""
+    """Cells of ways = [(cell, make)], next to calls `alone` by name: times of make(compare)() as each of compare, and as a graph."""
     calls = dict(alone)
     for i, (cell, make) in enumerate(ways):
         try:
@@ -214,7 +214,7 @@ def decode(arguments, device, ranks):
 
 
 def peer(arguments, device, ranks):
-    """PyTorch's context_parallel over scaled_dot_product_attention, beside attention() with the same heads."""
+    """PyTorch's context_parallel over scaled_dot_product_attention, next to attention() with the same heads."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental import context_parallel
     from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -1,4 +1,4 @@
-"""How the error of FP8 attention grows with the number of keys, libattn beside FlashAttention-3 and cuDNN.
+"""How the error of FP8 attention grows with the number of keys, libattn next to FlashAttention-3 and cuDNN.
 
     python3 bench/fp8_errors.py --lib build/release/lib/libattn.so --out docs/measured/NAME.json
     python3 bench/fp8_errors.py --plot docs/measured/NAME.json --png docs/measured/NAME.png

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tokens/s of transformers' server, model.generate_batch(), with random weights: libattn beside the server's other attentions.
+"""Tokens/s of transformers' server, model.generate_batch(), with random weights: libattn next to the server's other attentions.
 
     bench/generate.py [--requests 32] [--prompt 512] [--new 64] [--layers 16] [--out FILE]
 

@@ -1,4 +1,4 @@
-"""Times block masks beside FlexAttention compiled: one process, rounds interleaved, bf16, B1 H16 S8192 d128.
+"""Times block masks next to FlexAttention compiled: one process, rounds interleaved, bf16, B1 H16 S8192 d128.
 
     python3 bench/masks.py --lib build/release/lib/libattn.so --out docs/measured/NAME.json
 
@@ -54,7 +54,7 @@ def masks(torch, seqlen):
 
 
 def build_microseconds(torch, build):
-    """Of one build on the device, the median of 20, each between two events: the host's part hides behind other work."""
+    """Of one build on the device, the median of 20, each between two events: the host's part overlaps other work."""
     kept, times = [build() for _ in range(3)], []
     filler = torch.zeros(1 << 28, device="cuda")
     for _ in range(20):

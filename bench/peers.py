@@ -1,4 +1,4 @@
-"""Times libattn beside whatever else is importable: the same tensors, one process, rounds interleaved.
+"""Times libattn next to whatever else is importable: the same tensors, one process, rounds interleaved.
 
     python3 bench/peers.py --lib build/release/lib/libattn.so --out docs/measured/NAME.json
     python3 bench/peers.py --lib new=a/libattn.so --lib old=b/libattn.so --only d128,causal,8k,16k

@@ -212,7 +212,7 @@ def masks():
     spread = max(max(times) / min(times) - 1 for run in runs for times in run["own"]["rounds_us"].values())
     return f"""## Block masks
 
-bf16, batch 1, 16 heads of 128, 8192 queries and keys, blocks of 128. TFLOP/s of the visible pairs, beside FlexAttention compiled;
+bf16, batch 1, 16 heads of 128, 8192 queries and keys, blocks of 128. TFLOP/s of the visible pairs, next to FlexAttention compiled;
 the worst of three rounds counts. {where(runs[0])} ({link(MASKS[0])}); the ratios are those of three runs
 ({link(MASKS[1], "second")}, {link(MASKS[2], "third")}).
 
@@ -264,7 +264,7 @@ def decode_rows():
     errors = {who: [c["errors"][who] for c in eight] for who in ("libattn", "fa3")}
     return f"""## Decode by rows
 
-The kernels `decode_sm90_*_r8` to `_r64`, beside cuDNN {result['cudnn'] // 10000}.{result['cudnn'] // 100 % 100}, which takes one query, 16-bit types and no pages,
+The kernels `decode_sm90_*_r8` to `_r64`, next to cuDNN {result['cudnn'] // 10000}.{result['cudnn'] // 100 % 100}, which takes one query, 16-bit types and no pages,
 FlashAttention-3 as vllm 0.33 ships it, without a promise of splits, and FlashInfer 0.6.6, over pages of 16 where the row names none. Microseconds; lower is better; caches larger than L2 unless the row says warm; `q4`: 4
 queries of each sequence. `read` is the time to read as many bytes. {where(result)}, {result['rounds']} rounds, interleaved ({link(DECODE_ROWS)}).
 What each step gave, and the kernels before these, are in the logs of [26](log/2026-11-26_decode_rows.md) and [27 November](log/2026-11-27_decode_rows.md).
@@ -285,7 +285,7 @@ def latent():
             for c in result["cells"]]
     return f"""## Decode over latent caches
 
-`mla_sm90_*` ([mla.md](mla.md)) beside FlashMLA as vllm 0.33 ships it: K of 576 columns, of which the first 512 are V, bf16; batch, keys, query heads,
+`mla_sm90_*` ([mla.md](mla.md)) next to FlashMLA as vllm 0.33 ships it: K of 576 columns, of which the first 512 are V, bf16; batch, keys, query heads,
 `q2`: 2 queries of each sequence. Microseconds, larger than L2. {where(result)}, {result['rounds']} rounds, interleaved ({link(LATENT)}).
 
 {table(["", "libattn", "FlashMLA", "kernel"], rows)}
@@ -387,7 +387,7 @@ def cpu():
     bench = result["attn_bench"]
     return f"""## CPU
 
-float32, batch 1, 8 heads of 128, 2048 queries and keys, both cores, beside PyTorch 2.15's CPU attention in the same minute, medians of
+float32, batch 1, 8 heads of 128, 2048 queries and keys, both cores, next to PyTorch 2.15's CPU attention in the same minute, medians of
 three rounds. {where(result)} ({link(CPU)}):
 
 {table(["", "libattn", "share of the measured multiply-add rate", "PyTorch"],
@@ -598,7 +598,8 @@ def readme():
 - **Forward, bf16, H200:** {mean(speed(c, ["cudnn"]) for c in grid)} times cuDNN's speed and {mean(speed(c, ["fa3"]) for c in grid)} times
   FlashAttention-3's (geometric means of {len(grid)} cases); in the worst case {number(speed(worst, peers), 2)} of the faster one's.
 - **Forward, FP8, H100:** {mean(speed(c, fp8_peers) for c in fp8_grid)} times the speed of the faster of these two, but
-  {mean(speed(c, fp8_peers) for c in fp8_grid if c["dim"] == 256)} at head_dim 256.
+  {mean(speed(c, fp8_peers) for c in fp8_grid if c["dim"] == 256)} at head_dim 256 (geometric means of {len(fp8_grid)} and
+  {sum(c["dim"] == 256 for c in fp8_grid)} cases); in the worst case {number(min(speed(c, fp8_peers) for c in fp8_grid), 2)}.
 - **Decode, bf16, one query a sequence, H100:** {against(two, "cudnn")} cases; {against(two, "fa3")}; {against(two, "flashinfer")}.
   Over fp8 and quantised caches decode reaches a smaller share of the memory's bandwidth.
 - **Decode over latent caches, bf16, H200:** {against(latent_cells, "flashmla")} cases.

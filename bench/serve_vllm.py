@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tokens/s of vLLM on a GPU with random weights: LIBATTN beside vLLM's own attention.
+"""Tokens/s of vLLM on a GPU with random weights: LIBATTN next to vLLM's own attention.
 
     bench/serve_vllm.py [--requests 64] [--prompt 1000] [--new 128] [--rounds 10] [--caches auto fp8] [--out FILE]
 

@@ -22,7 +22,7 @@ KEYS, HEADS, HEADS_KV, DIM, PAGE = 8192, 32, 8, 128, 64
 
 
 class Step:
-    """Sequences with so many queries each, against the first of the caches from `first` on."""
+    """Sequences with this many queries each, against the first of the caches from `first` on."""
 
     def __init__(self, library, cache, table, q, lengths, first):
         batch, total = len(lengths), sum(lengths)

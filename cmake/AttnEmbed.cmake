@@ -11,7 +11,7 @@ function(attn_embed target)
   if(image_ARCH MATCHES "^gfx")
     set(alignment 256)
   endif()
-  # The 0 behind the image ends plain PTX, which drivers take as a string.
+  # The 0 after the image ends plain PTX, which drivers take as a string.
   file(CONFIGURE OUTPUT ${source} @ONLY CONTENT [[
 .section .rodata
 .hidden @symbol@_begin

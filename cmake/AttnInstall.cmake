@@ -27,7 +27,7 @@ install(FILES ${PROJECT_BINARY_DIR}/attn-config.cmake
   ${PROJECT_BINARY_DIR}/attn-config-version.cmake DESTINATION ${attn_package_dir})
 install(EXPORT attn-targets NAMESPACE attn:: DESTINATION ${attn_package_dir})
 
-# attn.pc finds its prefix from where it lies, so that `cmake --install --prefix` may choose any.
+# attn.pc finds its prefix from where it is, so that `cmake --install --prefix` may choose any.
 file(RELATIVE_PATH attn_prefix_from_pc
   ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 string(REGEX REPLACE "/$" "" attn_prefix_from_pc ${attn_prefix_from_pc})

@@ -26,7 +26,7 @@ def pack(lengths, seqlen):
 
 
 def mask_of(sequences, seqlen):
-    """A key is seen from its own position to the end of its document; those behind the last document by no query."""
+    """A key is seen from its own position to the end of its document; those after the last document by no query."""
     queries = np.zeros((len(sequences), 1, seqlen, 1, 2), np.int32)
     for b, lengths in enumerate(sequences):
         ends = np.repeat(np.cumsum(lengths), lengths)

@@ -4,7 +4,7 @@
  *   cc -std=c99 examples/loop.c -o loop $(pkg-config --cflags --libs attn) -lm && ./loop
  *
  * Two plans serve every step: kv_append writes the new keys and values into pages, attn_run attends
- * over them. What changes from step to step lies in arrays: lengths, the block table, whose rows
+ * over them. What changes from step to step is in arrays: lengths, the block table, whose rows
  * have a token. q, k and v are a formula's, in the place of a model's; each output is held against
  * attention in double over the request's own keys. It runs on the host in float32; on a device the
  * same calls take f16 or bf16 and memory by attn_alloc, with a stream. */

@@ -32,7 +32,7 @@ namespace {
 constexpr int heads = 8, heads_kv = 2, head_dim = 32, vocab = 256;
 constexpr int dim = heads * head_dim, dim_kv = heads_kv * head_dim;
 
-using Floats = std::vector<float>;  // rows, one behind the other
+using Floats = std::vector<float>;  // rows, one after the other
 using Ints = std::vector<int32_t>;
 
 // ---- the model ----------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ class Server:
     def step(self):
         self.admit()
         counts = self.choose()
-        # Steps have one of two shapes, for which libattn keeps plans; rows behind the last token belong to no sequence.
+        # Steps have one of two shapes, for which libattn keeps plans; rows after the last token belong to no sequence.
         rows, self.longest = (self.batch, 1) if counts.max() == 1 else (self.batch + self.chunk, self.chunk)
         ends = np.cumsum(counts)
         self.cu_seqlens[1:] = self.device.put(ends.astype(np.int32))

@@ -1,4 +1,4 @@
-// Decode on the cpu backend beside a plain sum over the same keys and values by as many threads:
+// Decode on the cpu backend next to a plain sum over the same keys and values by as many threads:
 //   g++ -O3 -march=native -std=c++20 -Iinclude -Isrc -I. bench/dev/cpu_decode.cpp -o cpu_decode
 //   -ldl -pthread cpu_decode LIBATTN.so... [--only f32,paged] [--batch 4] [--heads 32/8] [--keys
 //   4096]

@@ -88,8 +88,8 @@ typedef enum attn_status ATTN_ENUM {
   ATTN_OUT_OF_MEMORY = 6,
   ATTN_WORKSPACE_TOO_SMALL = 7,
   ATTN_INTERNAL = 8, /* a defect of this library */
-  ATTN_INTERRUPTED =
-      9 /* attn_context_options.interrupted ended the call; its outputs are undefined */
+  /* attn_context_options.interrupted ended the call; its outputs are undefined */
+  ATTN_INTERRUPTED = 9
 } attn_status;
 
 /* The name of a status, e.g. "invalid argument". Never NULL. */
@@ -190,14 +190,13 @@ typedef enum attn_layout ATTN_ENUM {
   ATTN_PAGED = 2   /* [num_pages, page_size, H, D] with a block table [B, max_pages]; K/V only */
 } attn_layout;
 
-typedef enum attn_descale_kind
-    ATTN_ENUM { /* real value = stored value x descale */
-                ATTN_DESCALE_NONE = 0,
-                ATTN_DESCALE_TENSOR = 1, /* f32 [1] */
-                ATTN_DESCALE_HEAD = 2,   /* f32 [B, Hkv], also for q */
-                ATTN_DESCALE_BLOCK =
-                    3 /* f32 [B, Hkv, ceil(seqlen / descale_block_keys)]; K/V only */
-    } attn_descale_kind;
+/* real value = stored value x descale */
+typedef enum attn_descale_kind ATTN_ENUM {
+  ATTN_DESCALE_NONE = 0,
+  ATTN_DESCALE_TENSOR = 1, /* f32 [1] */
+  ATTN_DESCALE_HEAD = 2,   /* f32 [B, Hkv], also for q */
+  ATTN_DESCALE_BLOCK = 3   /* K/V only: f32 [B, Hkv, ceil(seqlen / descale_block_keys)] */
+} attn_descale_kind;
 
 /* Here i is a query's position and j a key's, both within their sequence; Sq and Skv are the
  * lengths of that sequence in the call, Skv the sum over its segments. All masks given apply at
@@ -252,13 +251,12 @@ typedef struct attn_context_options {
   int32_t device;      /* ordinal, from 0; see has_device. reference, cpu: 0 */
   int32_t cpu_threads; /* cpu, reference: threads a run may use, the caller's included. 0: the first
                           number in OMP_NUM_THREADS, read once per process, else all cores */
-  const char*
-      driver_path; /* cuda, hip: the driver library to open. NULL = the system's: libcuda.so.1, or
-                      libamdhip64.so.7, .6 or .5, where the loader finds it (LD_LIBRARY_PATH). hip
-                      also looks in $ROCM_PATH/lib, in /opt/rocm/lib and, if this library is part
-                      of a Python package, in _rocm_sdk_core/lib next to that package. hip-emu: path
-                      of libattn-hipemu.so, NULL = the one next to this library. Other backends:
-                      NULL */
+  /* cuda, hip: the driver library to open. NULL = the system's: libcuda.so.1, or libamdhip64.so.7,
+     .6 or .5, where the loader finds it (LD_LIBRARY_PATH). hip also looks in $ROCM_PATH/lib, in
+     /opt/rocm/lib and, if this library is part of a Python package, in _rocm_sdk_core/lib next to
+     that package. hip-emu: path of libattn-hipemu.so, NULL = the one next to this library. Other
+     backends: NULL */
+  const char* driver_path;
   const char* kernel_file; /* cuda, hip, hip-emu; for authors of kernels: a file of device code
                               (cubin or code object) whose kernels replace the library's kernels of
                               the same names. Kernels that it does not contain are unsupported,
@@ -277,12 +275,11 @@ typedef struct attn_context_options {
   int32_t (*interrupted)(void* user);
   void* interrupted_user; /* passed to interrupted */
   /* cpu, reference: runs a call's work on threads of the program's, which may have a pool whose
-   * threads are awake. Calls work(data, 0) on the calling thread and, at the same time, work(data,
-   * t) at most once for each t in [1, threads) on others; returns when all have returned. What it
-   * does not call is done by the rest. threads is at most cpu_threads. Several threads may be in it
-   * at once. While it waits, interrupted is not called. Must not throw. NULL = threads of the
-   * context
-   */
+   * threads are awake. It calls work(data, 0) on the calling thread and, at the same time,
+   * work(data, t) on other threads, at most once for each t in [1, threads). It returns when all
+   * these calls have returned. If it does not call work for some t, the other threads do that work.
+   * threads is at most cpu_threads. Several threads may be in it at once. While it waits,
+   * interrupted is not called. Must not throw. NULL = threads of the context */
   void (*run_threads)(void* user, int32_t threads, attn_work work, void* data);
   void* run_threads_user; /* passed to run_threads */
 } attn_context_options;
@@ -394,8 +391,8 @@ typedef struct attn_problem {
    * written. A row that sees no key has out 0 and lse -inf, with ATTN_SINKS lse = its sink. A
    * packed row that belongs to no sequence (from cu_seqlens_q[B] on) has out 0 and lse -inf */
   int64_t batch;
-  int64_t
-      heads_q; /* a multiple of heads_kv; query head h reads K/V head h / (heads_q / heads_kv) */
+  /* heads_q is a multiple of heads_kv; query head h reads K/V head h / (heads_q / heads_kv) */
+  int64_t heads_q;
   int64_t heads_kv;
   int64_t head_dim;
   int64_t head_dim_v;   /* 0 = head_dim */
@@ -656,8 +653,8 @@ ATTN_API attn_status attn_run_backward(const attn_plan* plan, const attn_backwar
  * softmax merge as in arXiv 2205.14135, 3.1.) */
 typedef struct attn_merge_problem {
   size_t struct_size;
-  int64_t batch, heads_q, seqlen_q,
-      head_dim_v;       /* out_i, out: [B, Sq, Hq, Dv]; lse_i, lse: f32 [B, Hq, Sq], contiguous */
+  /* out_i, out: [B, Sq, Hq, Dv]; lse_i, lse: f32 [B, Hq, Sq], contiguous */
+  int64_t batch, heads_q, seqlen_q, head_dim_v;
   int32_t num_parts;    /* 1 to 65535 */
   attn_dtype part_type; /* f32, f16, bf16 */
   attn_dtype out_type;  /* f32, f16, bf16; NONE: part_type */

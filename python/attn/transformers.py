@@ -122,7 +122,7 @@ def _pattern(function):
 
 
 def _padding(mask, keys, offset):
-    """(begin, end) i32 [B] of the keys that a 2-D padding mask shows, (None, None) if it shows all; None if some lie between others."""
+    """(begin, end) i32 [B] of the keys that a 2-D padding mask shows, (None, None) if it shows all; None if some are between others."""
     if mask.shape[1] >= offset + keys and bool(mask[:, offset:offset + keys].all()):
         return None, None
     mask = torch.nn.functional.pad(mask, (0, max(0, offset + keys - mask.shape[1])))[:, offset:offset + keys] != 0

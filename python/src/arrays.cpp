@@ -94,7 +94,7 @@ constexpr int dl_cpu = 1, dl_cuda = 2, dl_cuda_host = 3, dl_rocm = 10, dl_rocm_h
 Device device_of(const std::string& name, int64_t type, int64_t number) {
   const auto index = int32_t(number);
   if (index != number)
-    refuse(name + " lies on device " + std::to_string(number) + "; accepted: below 2^31");
+    refuse(name + " is on device " + std::to_string(number) + "; accepted: below 2^31");
   switch (type) {
     case dl_cpu:
     case dl_cuda_host:
@@ -106,7 +106,7 @@ Device device_of(const std::string& name, int64_t type, int64_t number) {
     case dl_rocm:
       return {ATTN_BACKEND_HIP, index};
   }
-  refuse(name + " lies on a device of DLPack type " + std::to_string(type) +
+  refuse(name + " is on a device of DLPack type " + std::to_string(type) +
          "; accepted: host, CUDA and ROCm memory");
 }
 

@@ -81,7 +81,7 @@ inline int32_t integer32(nb::handle value, const std::string& name, const char* 
 std::pair<int64_t, int64_t> integers(nb::handle pair, const std::string& name,
                                      const char* accepted);
 
-// Where memory lies. A backend of ATTN_BACKEND_CPU is host memory.
+// Where memory is. A backend of ATTN_BACKEND_CPU is host memory.
 struct Device {
   attn_backend backend = ATTN_BACKEND_CPU;
   int32_t index = 0;
@@ -142,7 +142,7 @@ class Reader {
   // While PyTorch captures the stream: `bytes` of its graph's memory, a tensor. Else None.
   nb::object captured(size_t bytes) const;
   // Whether a call returns only when the result is there: JAX and frameworks unknown here do not
-  // know the stream, and may use an array's memory again as soon as nobody holds it.
+  // know the stream, and may use an array's memory again as soon as nothing holds it.
   bool waits() const { return waits_; }
 
  private:

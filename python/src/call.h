@@ -10,6 +10,7 @@
 
 #include "arguments.h"
 #include "arrays.h"
+#include "plans.h"
 
 namespace attn::python {
 
@@ -21,18 +22,6 @@ void clear(T* value) {
   value->struct_size = sizeof *value;
 }
 
-// The context of a device, made on first use and kept. `backend` is "auto" or a name of attn.h that
-// `device` serves; `threads` are those of a host backend, 0 = num_threads().
-std::shared_ptr<context> context_for(nb::handle backend, Device device, int32_t threads = 0);
-std::shared_ptr<context> context_for(const std::string& backend, Device device,
-                                     int32_t threads = 0);
-// Threads of calls on the host that say nothing else. 0 sets the library's default.
-int32_t num_threads();
-void set_num_threads(int32_t threads);
-// Whether a signal's handler has raised in this thread's call, which ended for it; that is Python's
-// error then.
-bool raise_of_signal();
-
 class Mask {
  public:
   std::shared_ptr<context> owner;
@@ -40,42 +29,6 @@ class Mask {
   attn_block_mask_shape shape;
   block_mask mask;
 };
-
-// A plan with its key.
-struct Compiled {
-  Compiled(std::shared_ptr<context> context, plan made, std::string key);
-  std::shared_ptr<context> owner;
-  plan made;
-  std::string key;
-  uint64_t number;  // no other plan of this process has or had it
-};
-
-// Plans by key, the longest unused one dropped when there are too many. Workspaces that no run is
-// using belong to a stream, whose plans share them.
-struct CacheCounts {
-  size_t plans, hits, misses, workspaces, workspace_bytes;
-};
-CacheCounts cache_counts();
-void cache_clear();
-// In the child of a fork: threads and devices of the parent are not there.
-void forget_everything();
-int forks();
-void set_main_thread(unsigned long thread);  // by Python's number
-
-// The bytes that tell one problem from another, until the next call.
-const std::string& key_of(const context& owner, const attn_problem& problem);
-std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
-                                 const attn_problem& problem);
-std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
-                                 const attn_backward_problem& problem);
-std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
-                                 const attn_merge_problem& problem);
-std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
-                                 const attn_quantize_problem& problem);
-std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
-                                 const attn_kv_append_problem& problem);
-std::shared_ptr<Compiled> cached(const std::shared_ptr<context>& owner,
-                                 const attn_kv_roll_problem& problem);
 
 // The type of k or v and its elements per row. Bytes are blocks of the type `named`, or, where it
 // is None or null, of q8_0 or q4_0; where they could be either, `dim` tells which.
@@ -101,6 +54,15 @@ nb::object backward(const nb::dict& arguments);
 nb::object kv_append(const nb::dict& arguments);
 // The same of kv_roll().
 void kv_roll(const nb::dict& arguments);
+// (out, lse) of parts (out, lse).
+nb::object merge(const std::vector<std::pair<nb::object, nb::object>>& parts, nb::handle out_dtype,
+                 nb::handle backend);
+// (stored, descale or None), (stored, scale) or (stored, scale, descale). scale: 1, "amax", another
+// number, or an array of f32. per: "tensor", "head", 64 or 128.
+nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::handle per,
+                    nb::handle saturate, nb::handle backend);
+// Adds the class Mask and the functions that build masks.
+void add_block_masks(nb::module_& m);
 
 // One call of forward().
 class Call {

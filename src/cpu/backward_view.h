@@ -1,4 +1,4 @@
-// Where the gradients of one batch entry are in host memory, and rows of nobody.
+// Where the gradients of one batch entry are in host memory, and rows of no sequence.
 #pragma once
 #include "cpu/kv_view.h"
 #include "problem/backward.h"

@@ -129,7 +129,7 @@ class Item {
   bool stop(int64_t operations) const {
     return interrupt_.stop(thread_, shape_.keys * operations / 32);
   }
-  // What per-row arrays have for so many rows, see tile_ops.h.
+  // What per-row arrays have for this many rows, see tile_ops.h.
   int64_t lanes(int64_t rows) const { return std::max(rows, shape_.lane_rows); }
   HeadRows rows() const { return {first_row_, p_.group(), kv_head_ * p_.group()}; }
   int64_t query_of(int64_t row) const { return rows().query(row); }
@@ -306,7 +306,8 @@ class Item {
     accumulate_tile(base, t_.values, shape_.slab * shape_.keys, shape_.slab);
   }
 
-  // The values are the first columns of the keys in the tile; what nobody sees may be a NaN.
+  // The values are the first columns of the keys in the tile; a value that no query sees may be a
+  // NaN.
   void accumulate_keys(int64_t base, int64_t begin, int64_t end, const uint8_t* seen) {
     for (int64_t c = begin; c < end; ++c)
       if (!seen[c]) std::fill_n(t_.keys + c * shape_.key_stride, shape_.key_stride, 0.0f);
@@ -420,7 +421,7 @@ class Item {
   }
 
   // The largest bias in the row's range. 0 if all are -inf, and where it is so large that scores
-  // vanish beside it in float64 as well: there the sum's rounding is the answer.
+  // vanish next to it in float64 as well: there the sum's rounding is the answer.
   float largest_bias(int64_t row) const {
     constexpr int64_t chains = 16;  // so that it becomes vector code
     float top[chains];

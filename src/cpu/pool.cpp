@@ -99,8 +99,8 @@ struct Job {
 }  // namespace
 
 // A worker joins a job while it is open and leaves when no item is left. The caller closes the job
-// when it finds no item left and waits for those who joined, so a thread slow to wake delays
-// nobody.
+// when it finds no item left and waits for those who joined, so a thread that is slow to
+// wake delays no job.
 struct ThreadPool::State {
   const int made_at = count_forks();
   std::vector<std::thread> workers;

@@ -245,7 +245,7 @@ class CudaDriver final : public GpuDriver {
           ATTN_TRY(
               calls_.run(calls_.function_attribute, int(attribute), value, attribute, function));
       }
-      // Kernels have one parameter, a struct, in front of which there may be room for its
+      // Kernels have one parameter, a struct, before which there may be room for its
       // alignment.
       size_t offset = 0, size = 0;
       if (!calls_.function_parameter.pointer) return {};

@@ -1,5 +1,5 @@
-// The narrow interface to a vendor's driver, as kernels need it. Only cuda.cpp and hip.cpp behind
-// it know an API's names.
+// The narrow interface to a vendor's driver, as kernels need it. Only its implementations, cuda.cpp
+// and hip.cpp, know an API's names.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -55,7 +55,7 @@ class Driver {
 };
 
 // `path`: a driver library to open instead of the system's, or nullptr. The emulator is only ever
-// opened by a path, by default that of libattn-hipemu.so beside this library. The library stays
+// opened by a path, by default that of libattn-hipemu.so next to this library. The library stays
 // open for the life of the process. cuda without a device: that of the calling thread's current
 // context, else 0. Errors: DRIVER_MISSING, NO_DEVICE, DRIVER_ERROR.
 Status open_cuda(const char* path, std::optional<int> device, std::shared_ptr<Driver>* driver);

@@ -70,7 +70,7 @@ std::string own_folder() {
               RTLD_DL_LINKMAP) == 0)
     return "";
   std::error_code error;
-  // A program has no name here, and what it was called by need not lie in the current folder.
+  // A program has no name here, and what it was called by need not be in the current folder.
   const fs::path file = fs::canonical(map->l_name[0] ? map->l_name : "/proc/self/exe", error);
   return error ? "" : file.parent_path().string();
 }

@@ -99,7 +99,7 @@ Status add_prepare_steps(const BackwardProblem& b, const DeviceInfo& device,
   a.head_dim_v = int(p.head_dim_v);
   a.out_type = p.out_type;
   a.d_out_type = b.d_out_type;
-  // Blocks without queries have rows of nobody and words to clear.
+  // Blocks without queries have rows of no sequence and words to clear.
   recipe->steps.push_back({
       .image = backward_prepare_image,
       .static_shared_bytes = 64,

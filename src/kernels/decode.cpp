@@ -40,7 +40,7 @@ constexpr Limits limits(const decode::Variant& variant) {
                                    : type,
       .out_types = float_types,
       .flags = forward_flags | ATTN_ALIBI | ATTN_SPLIT_INVARIANT |
-               (tile.takes_positions() ? ATTN_QUERY_POSITIONS : 0u),
+               (tile.takes_positions() ? uint32_t{ATTN_QUERY_POSITIONS} : 0u),
       .features =
           forward_features | feature_segments | feature_paged_kv | feature_softcap | feature_tree |
           (tile.takes_positions() ? feature_key_positions : 0u) |

@@ -438,7 +438,7 @@ constexpr Limits limits(attn_dtype weights, int64_t head_dim_max, With with) {
   if (with == With::bias) limits.features |= feature_bias;
   if (with == With::direct) {
     limits.flags &= ~uint32_t(ATTN_WINDOW);
-    // Keys in front of kv_begin are zeroed by the launch that it goes without.
+    // Keys before kv_begin are zeroed by the launch that it goes without.
     limits.features &=
         ~(feature_segments | feature_paged_kv | feature_shared_pages | feature_kv_begin);
     limits.head_dim.multiple = limits.head_dim_v.multiple = direct_dim;

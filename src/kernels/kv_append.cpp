@@ -189,9 +189,9 @@ Status check_slots(const char* kernel, const KvAppendProblem& p) {
 struct Blocks {
   int64_t x, y, threads;
 };
-// Blocks of few units spread better. Of many tokens each block has several, so many that as many
-// blocks as the device has at once have all, or a few times as many: blocks load the elements of
-// one token while they convert another's. whole: a block has all units of one token.
+// Thread blocks of few units spread better. With many tokens a block gets several, because it loads
+// the elements of one token while it converts those of another. There are then as many blocks as
+// the device runs at once, or a small multiple of it. whole: a block has all units of one token.
 Blocks cut(int64_t tokens, bool whole, const DeviceInfo& device, attn_kv_append_kernarg* a) {
   constexpr int64_t usual_threads = 128, most = attn_kv_append_max_tokens;
   const int64_t unit = int64_t{1} << a->log_unit;

@@ -61,8 +61,8 @@ Place place_of(const Problem& p, int32_t i) {
 struct Cut {
   int64_t part_keys, parts, items;
 };
-// least_queries above 0: the host does not know how many sequences have so many, so items are
-// small.
+// least_queries above 0: only sequences with at least this many queries are converted. The host
+// does not know how many there are, so items are small.
 Cut cut_of(const Problem& p, const DeviceInfo& device, int least_queries = 0) {
   int64_t longest = 0, chunks = 0;
   for (const attn_segment& s : p.segment) {

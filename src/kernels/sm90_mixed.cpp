@@ -123,7 +123,8 @@ Status add_launches(const Problem& p, const DeviceInfo& device, Recipe* recipe) 
       beside && !converts ? concurrent_blocks(mixed_work(p, device, tile, few)) : 0;
   Step conversion;
   if constexpr (converts) conversion = dequantised::step(p, device, int(few) + 1, beside);
-  // What goes on beside the tokens waits for what is before it; a launch of nothing does not.
+  // What runs at the same time as the tokens waits for what is before it; a launch of nothing does
+  // not.
   const bool goes_on = converts ? beside && conversion.launch.grid[0] > 0 : concurrent > 0;
   decode::add_decode<few_variant.tile, true, true>(few_variant.name, p, device, recipe, goes_on);
   recipe->workspace = aligned_bytes(recipe->workspace);

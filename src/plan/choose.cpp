@@ -98,7 +98,7 @@ Status look(const AnyProblem& problem, const Machine& machine, Choice* choice,
     if (kernel.op != problem.op || kernel.backend != machine.row_backend()) continue;
     const bool composed = kernel.composed != Composed::no;
     if (composed && demanded != &kernel && !way_of(kernel).concerns(problem)) continue;
-    // Reasons are not put together if nobody reads them.
+    // Reasons are not written if no caller asks for them.
     if (!declined && !refused && !(takes(kernel, problem.needs) && present(kernel, machine)))
       continue;
     // Other kernels than those that shards are made of do not take them. They may be named.

@@ -8,10 +8,10 @@
 namespace attn {
 namespace {
 
-// Segments [first, end), of which the queries see the keys up to `behind` keys after their own
-// positions among them: so many keys follow in later groups.
+// Segments [first, end). later_keys: how many keys later groups have. Masks over the group's keys
+// alone are moved right by this many.
 struct Group {
-  int64_t first, end, behind;
+  int64_t first, end, later_keys;
 };
 
 bool has_known_length(const Segment& s) {
@@ -40,9 +40,9 @@ std::vector<Group> groups_of(const Problem& p) {
     for (int64_t i = later.first; later.first > 0 && masked && i < later.end; ++i) {
       if (!has_known_length(p.segment[i]) || p.by_query) return {};
       for (Group& g : groups)
-        if (g.end <= later.first) g.behind += p.segment[i].seqlen;
+        if (g.end <= later.first) g.later_keys += p.segment[i].seqlen;
     }
-  if (p.has(ATTN_WINDOW) && p.window_left >= 0 && p.window_left < groups[0].behind) return {};
+  if (p.has(ATTN_WINDOW) && p.window_left >= 0 && p.window_left < groups[0].later_keys) return {};
   if (!p.has(ATTN_ACCUMULATE) &&
       (groups.size() > most_merged || !(type_bit(p.out_type) & float_types)))
     return {};
@@ -51,11 +51,11 @@ std::vector<Group> groups_of(const Problem& p) {
 
 // The masks of the problem, said of a group's keys alone.
 void set_masks(const Problem& p, const Group& g, attn_problem* to) {
-  if (g.behind == 0) return;
+  if (g.later_keys == 0) return;
   int64_t right = p.keys_right();
   // Where the first query sees the last key, the others do.
-  right = right > INT32_MAX || right + g.behind >= p.seqlen_q - 1 ? -1 : right + g.behind;
-  const int64_t left = p.has(ATTN_WINDOW) && p.window_left >= 0 ? p.window_left - g.behind : -1;
+  right = right > INT32_MAX || right + g.later_keys >= p.seqlen_q - 1 ? -1 : right + g.later_keys;
+  const int64_t left = p.has(ATTN_WINDOW) && p.window_left >= 0 ? p.window_left - g.later_keys : -1;
   to->flags &= ~uint32_t{ATTN_CAUSAL | ATTN_WINDOW};
   to->window_left = to->window_right = 0;
   if (left < 0 && right < 0) return;

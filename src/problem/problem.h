@@ -11,6 +11,7 @@
 #include "kernels/shared/mask.h"
 #include "problem/any_problem.h"
 #include "problem/overlap.h"
+#include "problem/versioned.h"
 
 namespace attn {
 
@@ -67,6 +68,11 @@ Status make_problem(const attn_problem* in, Problem* out);
 // Entries of a segment's arrays along the batch.
 inline int64_t entries(const attn_segment& segment, int64_t batch) {
   return segment.shared ? std::min<int64_t>(1, batch) : batch;
+}
+
+// What begins the names of segment i of `count` in errors: "segment 1: ", "" for the only one.
+inline std::string segment_prefix(int64_t count, int64_t i) {
+  return count == 1 ? "" : "segment " + std::to_string(i) + ": ";
 }
 
 // The most keys of a sequence: seqlen, or its default where that is 0.
@@ -148,25 +154,6 @@ Status check_offsets(Name name, const int32_t* values, int64_t batch, int64_t ca
 // The pages of sequence b in [begin, end) of its row of the block table.
 Status check_pages(const std::string& prefix, const attn_segment& s, const int32_t* block_table,
                    int64_t b, int64_t begin, int64_t end);
-
-// Copies a caller's versioned struct: shorter ones are zero-extended, longer ones must be zero
-// after the fields that this library knows. `name` is the argument's name for the error.
-Status copy_versioned(const char* name, const void* in, void* out, size_t size);
-template <class T>
-Status copy_versioned(const char* name, const T* in, T* out) {
-  return copy_versioned(name, static_cast<const void*>(in), static_cast<void*>(out), sizeof(T));
-}
-// The same for a struct that contains another one at offset `at`. The fields after the inner struct
-// begin after as many bytes as its own struct_size says, which is `least` or more.
-struct Held {
-  const char* name;
-  size_t at, size, least;
-};
-Status copy_holding(const char* name, const void* in, void* out, size_t size, const Held& held);
-template <class T>
-Status copy_holding(const char* name, const T* in, T* out, const Held& held) {
-  return copy_holding(name, static_cast<const void*>(in), static_cast<void*>(out), sizeof(T), held);
-}
 
 // The caller's array of segments, element i at i * step bytes. It is read in place: a run copies
 // only the element that it asks for.

@@ -98,7 +98,7 @@ class Usage(CliTest):
     def test_bad_usage(self):
         example, out = str(EXAMPLE), self.path("out")
         for args, says in [
-            ([], "subcommand"),
+            ([], "a subcommand is missing; accepted: info run merge"),
             (["fly"], '"fly" is not one of info run merge quantize append diff mask bench'),
             (["--fly"], "subcommand"),
             (["run"], "IN"),
@@ -408,7 +408,7 @@ class Files(CliTest):
             ("5 bytes", b"12345"),
             ("header length", good[:8]),
             ("header length", good[:100]),
-            ("do not lie within", good[:-1]),
+            ("are not within", good[:-1]),
             ("the tensors use", good + b"x"),
             ("header length", struct.pack("<Q", 1 << 63) + good[8:]),
             ("header length", struct.pack("<Q", 100_000_001) + good[8:]),
@@ -553,7 +553,7 @@ class Inputs(CliTest):
     def test_segments(self):
         parts = {"k": None, "v": None}
         one = {"k.0": noise([2, 3, 2, 8]), "v.0": noise([2, 3, 2, 8])}
-        self.refused("beside k.0", one)
+        self.refused("as well as k.0", one)
         self.refused('"v.1" is missing', {**parts, **one, "k.1": noise([2, 3, 2, 8])})
         self.refused('"k.2" belongs to no segment', {**parts, **one, "k.2": noise([2, 3, 2, 8])})
         self.refused('"seqlens_kv" belongs to no segment', {**parts, **one, "seqlens_kv": pack("I32", [2], 1)})
@@ -1113,7 +1113,7 @@ class Bench(CliTest):
             self.skipTest("no chromium, in which the page would be drawn")
         drawn = subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page.as_uri()],
                                capture_output=True, text=True).stdout
-        for title in ("Roofline", "TFLOP/s against length", "GB/s against length", "GB/s in decoding", "Speed beside other libraries",
+        for title in ("Roofline", "TFLOP/s against length", "GB/s against length", "GB/s in decoding", "Speed next to other libraries",
                       "Inputs that break FP8 kernels", "Runs"):
             self.assertIn(f"<h2>{title}</h2>", drawn)
         self.assertNotIn("NaN", re.sub(r"<script.*?</script>", "", drawn, flags=re.S))

@@ -484,7 +484,7 @@ def run_rank(rank, ranks, folder, arguments):
                 torch.set_default_device(device)
                 dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, device_id=device,
                                         timeout=datetime.timedelta(seconds=TIME_OUT if alone else 60))
-                ad._TILE = 16  # so that short documents have two pieces on a rank
+                ad._layouts._TILE = 16  # so that short documents have two pieces on a rank
                 most = ad._MOST_GATHERED
             ad._MOST_GATHERED = most
             globals()[part](rank, ranks, device, notes, arguments)

@@ -446,7 +446,7 @@ def documents(rank, ranks):
     """Layout documents with pieces of several tiles, against the float64 formula: the calls that are made, out, lse and gradients."""
     import torch
     import attn.distributed as ad
-    ad._TILE = 4
+    ad._layouts._TILE = 4
     kinds = set()
     for seed, longest in enumerate((3, 40, 90)):
         total = 48 * ranks

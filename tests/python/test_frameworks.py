@@ -56,7 +56,7 @@ class Dlpack(Case):
         self.refuses(ValueError, ["k is in cuda device 1", "accepted: host memory, where q is"], attn.forward, q,
                      Claimed(k, (self.CUDA, 1)), v)
         self.refuses(ValueError, ["v is in hip device 0"], attn.forward, q, k, Claimed(v, (self.ROCM, 0)))
-        self.refuses(ValueError, ["q lies on a device of DLPack type 8"], attn.forward, Claimed(q, (self.METAL, 0)), k, v)
+        self.refuses(ValueError, ["q is on a device of DLPack type 8"], attn.forward, Claimed(q, (self.METAL, 0)), k, v)
         self.refuses(ValueError, ["backend is hip", "accepted for arrays in cuda device 0: auto, cuda"], attn.forward,
                      Claimed(q, (self.CUDA, 0)), k, v, backend="hip")
         for device, default_stream in ((self.CUDA, 1), (self.ROCM, 0)):

@@ -155,6 +155,7 @@ class Masks(Case):
 
     def test_sentences(self):
         mask = attn.BlockMask
+        self.refuses(ValueError, ["lengths[1] is -4", "accepted: 0 and above"], mask.from_documents, [3, -4])
         dense = np.ones((SQ, SKV), bool)
         self.refuses(ValueError, ["dense is f32", "accepted: bool"], mask.from_dense, dense.astype(np.float32))
         self.refuses(ValueError, ["dense has shape [45]"], mask.from_dense, dense[:, 0].copy())

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Which room of the tree includes which, by the #include lines: none upwards, none in a circle.
+"""Which folder of the tree includes which, by the #include lines: none upwards, none in a circle.
 
-    tests/tree/includes.py [TREE]             how many includes there are, and each that climbs
-    tests/tree/includes.py [TREE] --picture   the rooms from below upwards, and what each includes
+    tests/tree/includes.py [TREE]             how many includes there are, and each that is upwards
+    tests/tree/includes.py [TREE] --picture   the folders from below upwards, and what each includes
 """
 import re
 import sys
 from collections import Counter
 from pathlib import Path
 
-# From below upwards; a room includes itself and, of the rooms of src, those before it.
-ROOMS = ["src/core", "src/problem", "src/masks", "src/driver", "src/cpu", "src/kernels", "src/catalog", "src/runtime",
+# From below upwards; a folder includes itself and, of the folders of src, those before it.
+FOLDERS = ["src/core", "src/problem", "src/masks", "src/driver", "src/cpu", "src/kernels", "src/catalog", "src/runtime",
          "src/plan", "src/api"]
 # What else a folder includes. Device code knows nothing of the host; what both share knows neither.
 BESIDE = {
@@ -28,27 +28,27 @@ BESIDE = {
     "kernels/write_stubs.cpp": ["kernels/decode", "kernels/forward_sm80", "kernels/forward_sm90", "kernels/backward_sm80", "kernels/backward_sm90", "kernels/mla"],
     "asm": ["kernels/shared"],
 }
-# The variants, tiles and parameter structs beside a kernel are there for its host side.
+# The variants, tiles and parameter structs next to a kernel are there for its host side.
 SHARED_FILES = re.compile(r"(_args|tiles|variants?|key_walk|config)\.h$")
-# The outermost rooms include what they use.
+# The outermost folders include what they use.
 OUTER = ["python", "integrations", "tools", "tests", "examples", "bench"]
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 SOURCES = {".h", ".hpp", ".c", ".cpp", ".cu", ".cuh"}
 
 
-def room_of(path):
-    for room in [*ROOMS, *BESIDE, *OUTER]:
-        if path == room or path.startswith(room + "/"):
-            return room
+def folder_of(path):
+    for folder in [*FOLDERS, *BESIDE, *OUTER]:
+        if path == folder or path.startswith(folder + "/"):
+            return folder
     return None
 
 
-def accepted(room):
-    if room in ROOMS:
-        return ["include", "kernels/shared", *ROOMS[:ROOMS.index(room) + 1]]
-    if room in BESIDE:
-        return [room, *BESIDE[room]]
-    return [*ROOMS, *BESIDE, *OUTER]
+def accepted(folder):
+    if folder in FOLDERS:
+        return ["include", "kernels/shared", *FOLDERS[:FOLDERS.index(folder) + 1]]
+    if folder in BESIDE:
+        return [folder, *BESIDE[folder]]
+    return [*FOLDERS, *BESIDE, *OUTER]
 
 
 def resolve(tree, path, name):
@@ -99,26 +99,26 @@ def main(arguments):
     picture = "--picture" in arguments
     trees = [a for a in arguments if a != "--picture"]
     tree = Path(trees[0] if trees else Path(__file__).parents[2]).resolve()
-    count, wrong, files, rooms = 0, [], {}, Counter()
+    count, wrong, files, folders = 0, [], {}, Counter()
     for path, line, included in includes(tree):
         count += 1
         files.setdefault(path, set()).add(included)
-        room, other = room_of(path), room_of(included)
-        if room != other:
-            rooms[room, other] += 1
-        for_host = room in ROOMS and room == "src/kernels" and SHARED_FILES.search(included)
-        if other not in accepted(room) and not for_host:
-            wrong.append(f"{path}:{line}: {room} includes {other} ({included}); accepted: {', '.join(accepted(room))}")
+        folder, other = folder_of(path), folder_of(included)
+        if folder != other:
+            folders[folder, other] += 1
+        for_host = folder in FOLDERS and folder == "src/kernels" and SHARED_FILES.search(included)
+        if other not in accepted(folder) and not for_host:
+            wrong.append(f"{path}:{line}: {folder} includes {other} ({included}); accepted: {', '.join(accepted(folder))}")
     edges = {}
-    for room, other in rooms:
-        edges.setdefault(room, set()).add(other)
+    for folder, other in folders:
+        edges.setdefault(folder, set()).add(other)
     inner = {r: {o for o in s if o not in OUTER} for r, s in edges.items() if r not in OUTER}
-    wrong += ["rooms in a circle: " + " -> ".join(circle) for circle in circles(inner)]
+    wrong += ["folders in a circle: " + " -> ".join(circle) for circle in circles(inner)]
     wrong += ["files in a circle: " + " -> ".join(circle) for circle in circles(files)]
     if picture:
-        for room in [*BESIDE, *ROOMS]:
-            below = [f"{other.removeprefix('src/')} {n}" for (from_, other), n in sorted(rooms.items()) if from_ == room]
-            print(f"{room:16} -> {', '.join(below) or '-'}")
+        for folder in [*BESIDE, *FOLDERS]:
+            below = [f"{other.removeprefix('src/')} {n}" for (from_, other), n in sorted(folders.items()) if from_ == folder]
+            print(f"{folder:16} -> {', '.join(below) or '-'}")
     print("\n".join(wrong) if wrong else f"{count} includes, 0 of them upwards, no circle")
     return bool(wrong)
 

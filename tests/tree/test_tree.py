@@ -1,4 +1,4 @@
-"""What holds for the sources themselves: which room includes which, and their layout."""
+"""What holds for the sources themselves: which folder includes which, and their layout."""
 import contextlib
 import importlib.util
 import io

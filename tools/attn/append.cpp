@@ -1,4 +1,4 @@
-// attn append: k_new and v_new of IN behind what its k and v hold.
+// attn append: k_new and v_new of IN after what its k and v hold.
 #include <cstdio>
 #include <iostream>
 

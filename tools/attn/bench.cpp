@@ -44,7 +44,7 @@ struct Overhead {
   double plan_us = 0, run_us = 0;
 };
 
-// What a plan and a run cost beside the work: a problem of one query and one key, of prefix_*
+// What a plan and a run cost besides the work: a problem of one query and one key, of prefix_*
 // two sequences that share a key.
 Overhead measure_overhead(const context& device, CaseTypes types, const std::string& kernel) {
   Case tiny{.heads = 1, .seqlen_q = 1, .head_dim = 64};

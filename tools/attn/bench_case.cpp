@@ -67,7 +67,7 @@ std::vector<Case> default_cases(attn_backend backend) {
           {.batch = 32, .heads = 32, .heads_kv = 8, .seqlen_q = 1, .seqlen_kv = 8192}};
 }
 
-// What is before byte `period`, again and again behind it.
+// What is before byte `period`, again and again after it.
 void repeat_from(Tensor& tensor, size_t period) {
   for (size_t at = period; at < tensor.bytes; at += period)
     std::memcpy(tensor.data.get() + at, tensor.data.get(), std::min(period, tensor.bytes - at));

@@ -25,7 +25,7 @@ std::vector<Case> default_cases(attn_backend backend);
 // A plan and `sets` copies of its inputs. All runs write the same out and lse.
 class Ready {
  public:
-  // inputs_above: so many sets that their inputs exceed these bytes together; 0: one.
+  // inputs_above: as many sets as it takes that their inputs exceed these bytes together; 0: one.
   Ready(const context& device, const Case& c, CaseTypes types, const std::string& kernel,
         int64_t inputs_above = 0);
   Ready(const Ready&) = delete;

@@ -30,7 +30,7 @@ ExitCode exit_code_of(attn_status status) {
 
 const char* program_name = "attn";
 
-// The parser may be what fails, so nobody has to have parsed it.
+// The parser may be what fails, so it is found without the parser.
 static bool json_asked_for = false;
 
 int fail(attn_status status, std::string text) {

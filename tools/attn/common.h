@@ -31,7 +31,7 @@ struct InputError : std::runtime_error {
 
 ExitCode exit_code_of(attn_status status);
 
-// Stands in front of every sentence on stderr.
+// Comes before every sentence on stderr.
 extern const char* program_name;
 // What went wrong: one line on stderr, or with --json on the command line {"error": {"status",
 // "message", "exit_code"}} on stdout. Returns the exit code.

@@ -30,12 +30,18 @@ std::string place(const Json& info, const Json& kernel) {
   return places.empty() ? nowhere : " (" + places + ")";
 }
 
+// Why a backend is absent, without its name, which is printed before it.
+std::string without_name(const std::string& reason, const std::string& name) {
+  const std::string start = name + ": ";
+  return reason.compare(0, start.size(), start) == 0 ? reason.substr(start.size()) : reason;
+}
+
 void print(const Json& info) {
   std::printf("libattn %s\n\nbackends\n", info["version"].get<std::string>().c_str());
   for (const Json& backend : info["backends"]) {
     const std::string name = backend["name"], reason = backend["reason"];
     std::printf("  %-10s %s", name.c_str(), backend["available"] ? "available" : "absent: ");
-    if (!reason.empty()) std::printf("%s", reason.c_str());
+    std::printf("%s", without_name(reason, name).c_str());
     if (backend.value("emulated", false) && backend["available"])
       std::printf(", emulated: no hardware");
     if (backend.contains("isa")) std::printf(" (%s)", joined(backend["isa"]).c_str());
@@ -56,9 +62,12 @@ void print(const Json& info) {
   if (taken != "cpu") std::printf(", device %d", info["auto"]["device"].get<int>());
   std::printf("\n");
   std::printf("\nkernels\n");
+  size_t width = 0;
+  for (const Json& kernel : info["kernels"])
+    width = std::max(width, kernel["name"].get_ref<const std::string&>().size());
   for (const Json& kernel : info["kernels"]) {
     const std::string name = kernel["name"], op = kernel["op"], backend = kernel["backend"];
-    std::printf("  %-26s %-9s %-10s ", name.c_str(), op.c_str(), backend.c_str());
+    std::printf("  %-*s %-9s %-10s ", int(width), name.c_str(), op.c_str(), backend.c_str());
     if (!kernel["in_build"].get<bool>()) {
       std::printf("not in this build: its toolchain was absent\n");
       continue;

@@ -638,7 +638,7 @@ int numbered_segments(const TensorFile& file) {
     ++count;
   if (count > 0 && (file.find("k") || file.find("v")))
     throw InputError(file.label +
-                     ": has k or v beside k.0 and v.0; either k and v or numbered "
+                     ": has k or v as well as k.0 or v.0; either k and v or numbered "
                      "segments are expected");
   return count;
 }

@@ -21,14 +21,16 @@ int run(int argc, char** argv) {
   add_diff(app, exit_code);
   add_mask(app, exit_code);
   add_bench(app, exit_code);
-  // The parser's own sentence would not name the word.
+  // The parser's own sentences would name neither the word nor the subcommands.
   std::string names;
-  bool known = argc < 2 || argv[1][0] == '-';
+  const std::string word = argc > 1 ? argv[1] : "";
+  bool known = word.starts_with('-');
   for (const CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) {
     names += ' ' + command->get_name();
-    known = known || command->get_name() == argv[1];
+    known = known || command->get_name() == word;
   }
-  if (!known) return fail(ATTN_INVALID_ARGUMENT, quote(argv[1]) + " is not one of" + names);
+  if (argc < 2) return fail(ATTN_INVALID_ARGUMENT, "a subcommand is missing; accepted:" + names);
+  if (!known) return fail(ATTN_INVALID_ARGUMENT, quote(word) + " is not one of" + names);
   return parse_command_line(app, argc, argv).value_or(exit_code);
 }
 

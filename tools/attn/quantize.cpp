@@ -49,7 +49,7 @@ class Quantizer {
   void quantize(const std::string& name, const std::string& descale_name,
                 const std::string& scale_name, int64_t batch, int64_t heads_kv) {
     const Tensor source = need_tensor(file_, name);
-    // Scales in the blocks, or of each token and head beside them.
+    // Scales are in the blocks, or there is one for each token and head in another array.
     const bool scales_beside = attn::dtype_has_scales(type_);
     const bool of_rows = !attn::dtype_is_fp8(type_);
     const bool descaled = !of_rows || type_ == ATTN_NVFP4;
@@ -58,7 +58,7 @@ class Quantizer {
       throw InputError(file_.label + ": " + descale_name + " is there already; " + name +
                        " without a descale is expected");
 
-    // Packed and paged arrays are one batch entry; q's heads lie in groups of one kv head, whose
+    // Packed and paged arrays are one batch entry; q's heads are in groups of one kv head, whose
     // rows are quantised as one.
     const auto& shape = source.shape;
     const size_t dims = shape.size();

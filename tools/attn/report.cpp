@@ -24,7 +24,7 @@ void write_report(const std::string& path, const std::vector<MeasuredRun>& runs)
   Json list = Json::array();
   for (const MeasuredRun& run : runs) list.push_back({{"file", run.name}, {"json", run.json}});
   std::string data = list.dump(-1, ' ', true, Json::error_handler_t::replace);
-  // What stands in a script element may not hold its end.
+  // The text of a script element may not contain its end tag.
   for (size_t at = 0; (at = data.find("</", at)) != std::string::npos; at += 3)
     data.insert(at + 1, "\\");
   std::string page(attn_image_report_html_begin, attn_image_report_html_end);

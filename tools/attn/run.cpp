@@ -82,7 +82,7 @@ void run(const RunOptions& options) {
     if (!options.as_json) print_explanation(report["explain"]);
   }
 
-  // Tokens of packed q behind the last sequence belong to nobody: as a row that sees no key.
+  // Tokens of packed q after the last sequence belong to no sequence: as a row that sees no key.
   ForwardResult result = run_forward(device, *input, 0, progress);
   const auto out_shape = result.out.shape, lse_shape = result.lse.shape;
   progress.say("writing " + options.out);

@@ -10,7 +10,7 @@ constexpr double host_seconds_per_case = 3;
 constexpr double graph_below_us = 200;
 constexpr int graph_launches = 50;
 constexpr double device_ms = 5;   // work between two events
-constexpr double settle_ms = 50;  // work in front of the first timing, for the clocks
+constexpr double settle_ms = 50;  // work before the first timing, for the clocks
 
 Timing timing_of(std::vector<double> microseconds, int graph) {
   Timing timing;

@@ -261,7 +261,7 @@ bool write_all(int fd, const void* data, size_t count) {
   return true;
 }
 
-// Checks the entries against each other and against the bytes behind the header.
+// Checks the entries against each other and against the bytes after the header.
 std::string check_layout(const std::map<std::string, Entry, std::less<>>& entries,
                          uint64_t data_bytes) {
   struct Span {
@@ -274,7 +274,7 @@ std::string check_layout(const std::map<std::string, Entry, std::less<>>& entrie
     const std::string range =
         "data_offsets [" + std::to_string(entry.begin) + ", " + std::to_string(entry.end) + "]";
     if (entry.begin > entry.end || entry.end > data_bytes)
-      return who + ": " + range + " do not lie within the " + std::to_string(data_bytes) +
+      return who + ": " + range + " are not within the " + std::to_string(data_bytes) +
              " bytes of data in the file";
     const auto count = element_count(entry.shape);
     const uint64_t size = dtype_bytes(entry.dtype);

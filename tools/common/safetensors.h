@@ -78,7 +78,7 @@ Result<TensorFile> parse_tensors(std::span<const std::byte> file, std::string la
 
 Status write_tensors(const std::string& path, const TensorFile& file);
 
-// Writes path.tmp-<pid> beside `path`, syncs it and renames it, so that a failure leaves what was
+// Writes path.tmp-<pid> next to `path`, syncs it and renames it, so that a failure leaves what was
 // there. A path that exists must be a regular file.
 Status write_file(const std::string& path, const std::vector<std::span<const std::byte>>& parts);
 

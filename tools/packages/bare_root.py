@@ -77,7 +77,7 @@ def package(python, wheel):
 
 
 def readme_example():
-    """As tests/docs runs it, with its inputs before it and what must come out behind it."""
+    """As tests/docs runs it, with its inputs before it and what must come out after it."""
     spec = importlib.util.spec_from_file_location("examples", SOURCE / "tests/docs/examples.py")
     examples = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(examples)

@@ -1,4 +1,4 @@
-"""Where things lie, and how programs are called."""
+"""Where things are, and how programs are called."""
 import subprocess
 from pathlib import Path
 

@@ -26,7 +26,7 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     enable_gqa   Hq may be a multiple of Hkv
     dropout_p    0 alone
 
-    query, key and value may require grad, on the CPU and on CUDA; a float mask on the CPU. There is no second derivative.
+    query, key, value and a float mask may require grad, on the CPU and on CUDA. There is no second derivative.
     A query that sees no key gives 0. Types and sizes that no kernel serves raise attn.Unsupported, with each kernel's reason.
     Tensors whose storage is not their value (nested, distributed, quantized ones ...) raise attn.InvalidArgument.
     """

@@ -17,188 +17,28 @@ import weakref
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
-import numpy
 import torch
 import torch.distributed as dist
 
-from . import backward as _backward
-from . import forward as _forward
-from . import merge as _merge
-from ._errors import InvalidArgument, Unsupported
-from ._masks import BlockMask
+from .. import backward as _backward
+from .. import forward as _forward
+from .. import merge as _merge
+from .._errors import InvalidArgument, Unsupported
+from ._estimate import Machine, are_pieces, estimate, pieces_of_heads, splits
+from ._layouts import Order, check_layout, checked_offsets, chunks, of_documents
+from ._rectangles import Rectangle, calls_of, mask_slice, packed_calls, pairs_of_documents
 
 __all__ = ["Machine", "attention", "chunks", "decode", "estimate", "gather", "shard", "synchronize"]
 
-_LAYOUTS, _SCHEMES = ("contiguous", "zigzag", "documents"), ("all_gather", "ring", "ulysses")
+_SCHEMES = "all_gather", "ring", "ulysses"
 
 
 # ---- layouts -----------------------------------------------------------------------------------
 
-def chunks(layout, rank, ranks, length, cu_seqlens=None):
-    """[(start, tokens), ...]: where the `length` tokens of a rank are in a sequence of ranks * length, in the rank's order.
-
-    contiguous: rank r has tokens [r length, (r + 1) length). zigzag: of 2 ranks pieces, rank r has number r and, after it, number
-    2 ranks - 1 - r, so that all ranks have the same work under a causal mask. documents: the same of each document of cu_seqlens, one
-    document after the other, and of the tokens after the last one. Pieces of documents end at multiples of 128 tokens where that
-    leaves all ranks the same number of tokens; a rank may have none of a document."""
-    if layout == "contiguous":
-        return [(rank * length, length)]
-    if layout == "documents":
-        return [(start, tokens) for _, start, tokens in _of_documents(_checked_offsets(cu_seqlens, ranks * length), ranks, ranks * length)[rank]]
-    half = length // 2
-    return [(rank * half, half), ((2 * ranks - 1 - rank) * half, length - half)]
-
-
-def _checked_offsets(cu_seqlens, total):
-    """cu_seqlens as a tuple."""
-    offsets = tuple(int(x) for x in cu_seqlens) if cu_seqlens is not None else ()
-    if not offsets or offsets[0] != 0 or any(a > b for a, b in zip(offsets, offsets[1:])) or offsets[-1] > total:
-        raise InvalidArgument(f"cu_seqlens is {list(offsets[:8]) if offsets else cu_seqlens}{' ...' if len(offsets) > 8 else ''}; accepted: "
-                              f"integers from 0 that do not decrease, up to {total}")
-    return offsets
-
-
-_TILE = 128  # queries of a kernel's tile: a piece that does not end with one wastes the rest
-
-
-@functools.lru_cache(32)
-def _of_documents(offsets, ranks, total):
-    """For each rank [(document, start, tokens), ...], all with equally many tokens; the last document is what follows offsets[-1]."""
-    ends = [*offsets[1:], total]
-    pieces = 2 * ranks
-    sizes = [[(end - begin) // _TILE // pieces * _TILE] * pieces for begin, end in zip(offsets, ends)]
-    tokens = [sum(x[r] + x[-1 - r] for x in sizes) for r in range(ranks)]
-    work = [0.0] * ranks  # pairs of queries and keys under a causal mask, less what all ranks have
-
-    def give(size, rank, piece, count):
-        if size is not sizes[-1]:
-            work[rank] += count * (sum(size[:piece + 1]) + 0.5 * count)
-            for later in range(piece + 1, pieces):
-                work[min(later, pieces - 1 - later)] += size[later] * count
-        size[piece] += count
-        tokens[rank] += count
-
-    longest = sorted(range(len(sizes)), key=lambda d: offsets[d] - ends[d])
-    for d in longest:
-        size, left, given = sizes[d], ends[d] - offsets[d] - sum(sizes[d]), set()
-        while left:
-            # Of the ranks with few tokens the one with the least work, of its two pieces the one that brings it nearer to the others'.
-            some = [r for r in range(ranks) if r not in given]
-            few = min(tokens[r] for r in some) + _TILE
-            rank = min((r for r in some if tokens[r] < few), key=lambda r: (work[r], tokens[r]))
-            given.add(rank)
-            if len(given) == ranks:
-                given.clear()
-            count = min(left, _TILE)
-            give(size, rank, rank if work[rank] * ranks > sum(work) else pieces - 1 - rank, count)
-            left -= count
-    # Ranks differ by some tiles at most now. Tokens that see few keys even them out, of long documents if there are.
-    want = total // ranks
-    for d in longest:
-        for rank in range(ranks):
-            for other in range(ranks):
-                for piece in rank, pieces - 1 - rank:
-                    count = min(tokens[rank] - want, want - tokens[other], sizes[d][piece])
-                    if count > 0:
-                        give(sizes[d], rank, piece, -count)
-                        give(sizes[d], other, other, count)
-        if all(n == want for n in tokens):
-            break
-    found = [[] for _ in range(ranks)]
-    for d, size in enumerate(sizes):
-        start = offsets[d]
-        for piece, n in enumerate(size):
-            of_rank = found[min(piece, pieces - 1 - piece)]
-            if n and of_rank and of_rank[-1][0] == d and sum(of_rank[-1][1:]) == start:
-                of_rank[-1] = d, of_rank[-1][1], of_rank[-1][2] + n
-            elif n:
-                of_rank.append((d, start, n))
-            start += n
-    return tuple(tuple(x) for x in found)
-
-
-@functools.lru_cache(32)
-def _order_of_documents(offsets, ranks, total):
-    """(of each token its place among all ranks' tokens, rank by rank; of each such place its token), i64 on the host."""
-    token = numpy.concatenate([numpy.arange(start, start + n) for rank in _of_documents(offsets, ranks, total) for _, start, n in rank])
-    place = numpy.empty_like(token)
-    place[token] = numpy.arange(total)
-    return torch.from_numpy(place), torch.from_numpy(token)
-
-
-def _select(x, dim, index, out):
-    """torch.index_select, by 16 bytes at a time where a token's elements are in one piece: on GPUs its time is by elements."""
-    wide, into = x, out
-    if math.prod(x.shape[dim + 1:]) * x.element_size() % 16 == 0 and x.is_contiguous():
-        wide, into = (y.flatten(dim + 1).view(torch.uint8).view(torch.complex128) if y.dim() > dim + 1 else y for y in (x, out))
-    torch.index_select(wide, dim, index, out=into)
-    return out
-
-
-class _Order:
-    """Where the tokens of ranks are in the sequence. offsets: cu_seqlens, of layout documents."""
-
-    def __init__(self, layout, ranks, total, offsets, device):
-        self.layout, self.ranks, self.total, self.offsets = layout, ranks, total, offsets
-        if layout == "documents":
-            self.place, self.token = (x.to(device) for x in _order_of_documents(offsets, ranks, total))
-
-    def pieces(self, rank):
-        return chunks(self.layout, rank, self.ranks, self.total // self.ranks, self.offsets)
-
-    @functools.cached_property
-    def runs(self):
-        """[(rank, the first of its tokens, how many), ...] in the order of the sequence."""
-        found = []
-        for rank in range(self.ranks):
-            at = 0
-            for start, n in self.pieces(rank):
-                found.append((start, rank, at, n))
-                at += n
-        return [x[1:] for x in sorted(found)]
-
-    def whole(self, x, dim, room=0):
-        """[ranks, ...] -> [...] with the tokens along `dim` in the order of the sequence. A view where no element need move.
-
-        room: so many tokens before and after them that hold anything, with layout documents."""
-        if x.shape[0] == 1 and room == 0:
-            return x[0]
-        if self.layout == "contiguous":
-            return x.movedim(0, dim).flatten(dim, dim + 1)
-        if self.layout == "documents":
-            x = x.movedim(0, dim).flatten(dim, dim + 1)
-            out = x.new_empty(*x.shape[:dim], x.shape[dim] + 2 * room, *x.shape[dim + 1:])
-            _select(x, dim, self.place, out.narrow(dim, room, self.total))
-            return out
-        first, second = x.unflatten(dim + 1, (2, -1)).unbind(dim + 1)
-        return torch.cat([*first.unbind(0), *reversed(second.unbind(0))], dim)
-
-    def by_rank(self, x):
-        """The reverse for tokens in dimension 1: [B, S, ...] -> [ranks, B, S / ranks, ...]."""
-        if self.layout == "contiguous":
-            return x.unflatten(1, (self.ranks, -1)).movedim(1, 0)
-        if self.layout == "documents":
-            return _select(x, 1, self.token, torch.empty_like(x, memory_format=torch.contiguous_format)).unflatten(1, (self.ranks, -1)).movedim(1, 0)
-        pieces = x.unflatten(1, (2 * self.ranks, -1)).unbind(1)
-        by_rank = torch.stack([piece for r in range(self.ranks) for piece in (pieces[r], pieces[-1 - r])])
-        return by_rank.unflatten(0, (self.ranks, 2)).transpose(1, 2).flatten(2, 3)
-
-
-def _check_layout(layout, cu_seqlens, total):
-    """cu_seqlens as a tuple with layout documents, else None."""
-    if layout not in _LAYOUTS:
-        raise InvalidArgument(f"layout is {layout!r}; accepted: {', '.join(_LAYOUTS)}")
-    if layout != "documents":
-        return None
-    if cu_seqlens is None:
-        raise InvalidArgument("cu_seqlens is None; accepted in layout documents: a list of integers")
-    return _checked_offsets(cu_seqlens, total)
-
-
 def shard(x, *, group=None, layout="zigzag", dim=1, cu_seqlens=None):
     """This rank's tokens of x, which has all of them along `dim`: a copy. cu_seqlens: with layout documents. Sends nothing."""
     rank, ranks, total = dist.get_rank(group), dist.get_world_size(group), x.shape[dim]
-    offsets = _check_layout(layout, cu_seqlens, total)
+    offsets = check_layout(layout, cu_seqlens, total)
     multiple = 2 * ranks if layout == "zigzag" else ranks
     if total == 0 or total % multiple:
         raise InvalidArgument(f"x has {total} tokens along dimension {dim}; accepted: a multiple of {multiple}, for {ranks} ranks "
@@ -210,7 +50,7 @@ def gather(x, *, group=None, layout="zigzag", dim=1, cu_seqlens=None):
     """All tokens, in order, of shards x that have as many tokens along `dim` on every rank. cu_seqlens: with layout documents."""
     mine = _of_group(group)
     total = x.shape[dim] * mine.ranks
-    order = _Order(layout, mine.ranks, total, _check_layout(layout, cu_seqlens, total), x.device)
+    order = Order(layout, mine.ranks, total, check_layout(layout, cu_seqlens, total), x.device)
     return order.whole(_of_all_ranks(x, mine), dim)
 
 
@@ -272,7 +112,7 @@ class _Group:
         return self._side
 
     def streams_aside(self, device, count):
-        """Streams of a GPU for kernels beside those of the current one, None for the CPU."""
+        """Streams of a GPU for kernels that run at the same time as those of the current one, None for the CPU."""
         if device.type != "cuda":
             return None
         streams = self.streams.setdefault(device, [])
@@ -571,144 +411,6 @@ def _peers_of(group, device, what, size):
     return kept[-1]
 
 
-# ---- which calls compute a rectangle of queries and keys ------------------------------------------
-
-@dataclass
-class _Rectangle:
-    """A call of attn.forward: queries [qa, qb) and keys [ka, kb) of the sequence, and its window: its last query is at its last key."""
-    qa: int
-    qb: int
-    ka: int
-    kb: int
-    left: int
-    right: int
-    cu_q: list
-    cu_k: list
-
-
-def _rectangle(qa, qb, ka, kb, left, right, align):
-    """The smallest call for what queries [qa, qb) see of keys [ka, kb) under a window on positions, or None."""
-    if right >= 0:
-        kb = min(kb, qb + right)
-        qa = max(qa, (ka - right) // align[0] * align[0])
-    if left >= 0:
-        qb = min(qb, kb + left)
-        if right >= 0:
-            kb = min(kb, qb + right)
-        ka = max(ka, (qa - left) // align[1] * align[1])
-    if qa >= qb or ka >= kb:
-        return None
-    shift = kb - qb  # of the call's diagonal
-    return _Rectangle(qa, qb, ka, kb, left + shift if left >= 0 else -1, right - shift if right >= 0 else -1, [0, qb - qa], [0, kb - ka])
-
-
-def _calls(queries, keys, documents, left, right, align=(1, 1)):
-    """The calls for queries (start, tokens) and keys (start, tokens). Neighbouring documents with equal windows are one packed call."""
-    calls = []
-    for begin, end in documents:
-        call = _rectangle(max(queries[0], begin), min(sum(queries), end), max(keys[0], begin), min(sum(keys), end), left, right, align)
-        if call is None:
-            continue
-        last = calls[-1] if calls else None
-        if last and (last.qb, last.kb, last.left, last.right) == (call.qa, call.ka, call.left, call.right):
-            last.qb, last.kb = call.qb, call.kb
-            last.cu_q.append(call.qb - last.qa)
-            last.cu_k.append(call.kb - last.ka)
-        else:
-            calls.append(call)
-    for call in calls:
-        if len(call.cu_q) == 2:  # a side that hides nothing costs a kernel's time
-            if call.left >= 0 and call.qb - 1 - (call.left - (call.kb - call.qb)) <= call.ka:
-                call.left = -1
-            if call.right >= 0 and call.qa + call.right + (call.kb - call.qb) >= call.kb - 1:
-                call.right = -1
-    return calls
-
-
-def _pairs_of_documents(queries, keys, own, documents, left, right):
-    """What this rank's pieces [(document, start, tokens), ...] see of a rank's pieces, or of whole documents with keys None.
-
-    As _Rectangle, with queries numbered as this rank has them, and keys as their rank does. own: the keys are this rank's too."""
-    of_ranks = [{}, {}]
-    for by_document, pieces in zip(of_ranks, (queries, keys or ())):
-        at = 0
-        for d, start, n in pieces:
-            by_document.setdefault(d, []).append((start, n, at))
-            at += n
-    found = []
-    for d, (begin, end) in enumerate(documents):
-        mine = of_ranks[0].get(d, [])
-        theirs = [(begin, end - begin, begin)] if keys is None else of_ranks[1].get(d, [])
-        seen = []
-        for start, n, at in mine:
-            for k_start, k_n, k_at in theirs:
-                pair = _rectangle(start, start + n, k_start, k_start + k_n, left, right, (1, 1))
-                if pair:
-                    pair.qa, pair.qb = (x - start + at for x in (pair.qa, pair.qb))
-                    pair.ka, pair.kb = (x - k_start + k_at for x in (pair.ka, pair.kb))
-                    seen.append(pair)
-        if seen and keys is not None and left < 0 and right <= 0:  # all of these queries see all of these keys, or all before them
-            diagonal = 0 if own and right == 0 else -1
-            seen = [_Rectangle(seen[0].qa, seen[-1].qb, min(x.ka for x in seen), max(x.kb for x in seen), -1, diagonal, [], [])]
-        found += seen
-    return found
-
-
-def _packed_calls(pairs):
-    """Packed calls over these pairs, whose queries are all of a rank's: sequences without keys or without queries are what is between.
-
-    A call's pairs have one window, and increasing queries and keys."""
-    calls = []
-    for pair in pairs:
-        fitting = (x for x in calls if (x.left, x.right) == (pair.left, pair.right) and x.qb <= pair.qa and x.kb <= pair.ka)
-        call = next(fitting, None)
-        if call is None:
-            call = _Rectangle(0, 0, 0, 0, pair.left, pair.right, [0], [0])
-            calls.append(call)
-        for qb, kb in (pair.qa, call.kb), (pair.qa, pair.ka), (pair.qb, pair.kb):
-            if (qb, kb) != (call.qb, call.kb):
-                call.qb, call.kb = qb, kb
-                call.cu_q.append(qb)
-                call.cu_k.append(kb)
-    return calls
-
-
-# ---- block masks -------------------------------------------------------------------------------
-
-_slices = weakref.WeakKeyDictionary()  # of a mask: those made for its calls
-
-
-def _mask_slice(mask, qa, qb, ka, kb, heads):
-    """The part of a mask for these queries, keys and query heads (first, count) or None for all."""
-    key = qa, qb, ka, kb, heads
-    made = _slices.setdefault(mask, {})
-    if key not in made:
-        kinds, index, bits, _, (bq, bk), device = mask.__reduce__()[1][1:]
-        kinds, index, bits = kinds.copy(), index.copy(), list(bits)
-        causal = {}  # diagonal of a block: its bits
-        for row, column in sorted({(int(r), int(c)) for r, c in zip(*numpy.nonzero((kinds == BlockMask.CAUSAL).any((0, 1))))}):
-            seen = numpy.arange(bk) + column * bk <= (numpy.arange(bq) + row * bq)[:, None]
-            of_block = kinds[:, :, row, column]
-            are = of_block == BlockMask.CAUSAL
-            if seen.all() or not seen.any():
-                of_block[are] = BlockMask.FULL if seen.all() else BlockMask.EMPTY
-                continue
-            offset = row * bq - column * bk
-            if offset not in causal:
-                causal[offset] = len(bits)
-                words = numpy.zeros((bq, -(-bk // 32) * 32), bool)
-                words[:, :bk] = seen
-                bits.append(numpy.packbits(words, axis=1, bitorder="little").view("<u4"))
-            of_block[are] = BlockMask.PARTIAL
-            index[:, :, row, column][are] = causal[offset]
-        rows, columns = slice(qa // bq, -(-qb // bq)), slice(ka // bk, -(-kb // bk))
-        of_heads = slice(None) if heads is None or kinds.shape[1] == 1 else slice(heads[0], sum(heads))
-        made[key] = BlockMask.from_kinds(numpy.ascontiguousarray(kinds[:, of_heads, rows, columns]), qb - qa, kb - ka, block_size=(bq, bk),
-                                         index=numpy.ascontiguousarray(index[:, of_heads, rows, columns]) if bits else None,
-                                         bits=numpy.stack(bits) if bits else None, device=device)
-    return made[key]
-
-
 # ---- this rank's part --------------------------------------------------------------------------
 
 @dataclass(frozen=True)
@@ -737,7 +439,7 @@ class _Call:
         self.heads, self.heads_kv, self.dim, self.dim_v = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
         n = q.shape[-3]
         self.tokens, self.total = n, n * group.ranks
-        self.order = _Order(layout, group.ranks, self.total, offsets, self.device)
+        self.order = Order(layout, group.ranks, self.total, offsets, self.device)
         self.room = 0  # tokens before and after the gathered ones
         self.aside = False  # whether steps are aside
         self.rows = self.total if scheme == "ulysses" else n
@@ -791,7 +493,7 @@ class _Call:
         align = mask.block_size if mask else (1, 1)
         first = 0
         for number, place in enumerate(self.places):
-            for call in _calls(place, k_place, documents, self.left, self.right, align):
+            for call in calls_of(place, k_place, documents, self.left, self.right, align):
                 begin, end = call.qa - place[0], call.qb - place[0]
                 yield _Step(number, cut(first + begin, first + end, self.rows), cut(begin, end, place[1]),
                             cut(call.ka - k_place[0], call.kb - k_place[0], k_place[1]), len(call.cu_q) > 2, self._options(call, heads, mask))
@@ -800,10 +502,10 @@ class _Call:
     def _steps_of_documents(self, held):
         """(steps, those of gradients) over the keys of a step of the ring, or of whole documents."""
         ranks, rank = self.group.ranks, self.group.rank
-        pieces = [[x for x in of_rank if x[0] < len(self.documents)] for of_rank in _of_documents(self.order.offsets, ranks, self.total)]
+        pieces = [[x for x in of_rank if x[0] < len(self.documents)] for of_rank in of_documents(self.order.offsets, ranks, self.total)]
         whole = self.scheme != "ring"
-        pairs = _pairs_of_documents(pieces[rank], None if whole else pieces[(rank - held) % ranks], held == 0, self.documents, self.left, self.right)
-        back = [_Step(0, None, None, None, True, self._options(call, None, None, True)) for call in _packed_calls(pairs)]
+        pairs = pairs_of_documents(pieces[rank], None if whole else pieces[(rank - held) % ranks], held == 0, self.documents, self.left, self.right)
+        back = [_Step(0, None, None, None, True, self._options(call, None, None, True)) for call in packed_calls(pairs)]
         aside = whole and len(self.head_pieces) > 1
         if not whole or len(back) < 2:
             return [replace(x, aside=aside) for x in back], back
@@ -812,7 +514,7 @@ class _Call:
         # Both pieces of a document see its first keys: each piece is a sequence of one call.
         ends = [x.qb for x in pairs]
         self.room = max(self.room, len(pairs) - 1)
-        options = self._options(_Rectangle(0, ends[-1], 0, self.total, pairs[0].left, pairs[0].right, [0, *ends], []), None, None, True)
+        options = self._options(Rectangle(0, ends[-1], 0, self.total, pairs[0].left, pairs[0].right, [0, *ends], []), None, None, True)
         for name, keys in ("kv_begin", [x.ka for x in pairs]), ("seqlens_kv", [x.kb for x in pairs]):
             options[name] = torch.tensor([self.room + key - i for i, key in enumerate(keys)], dtype=torch.int32, device=self.device)
         return [_Step(0, None, None, None, True, options, len(pairs), aside)], back
@@ -836,7 +538,7 @@ class _Call:
                     options[name] = torch.tensor(cu, dtype=torch.int32, device=self.device)
             options["max_seqlen_q"] = max(b - a for a, b in zip(call.cu_q, call.cu_q[1:]))
         if mask:
-            options["block_mask"] = _mask_slice(mask, call.qa, call.qb, call.ka, call.kb, heads)
+            options["block_mask"] = mask_slice(mask, call.qa, call.qb, call.ka, call.kb, heads)
         return options
 
     def by_place(self, lse):
@@ -1008,7 +710,7 @@ def _pieces(x, heads, dim=2):
 
 
 def _gathered(k, v, call, room=0):
-    """Yields K and V [B, S, heads, D] of the whole sequence, some heads at a time; the next heads arrive meanwhile. room: as in _Order.whole()."""
+    """Yields K and V [B, S, heads, D] of the whole sequence, some heads at a time; the next heads arrive meanwhile. room: as in Order.whole()."""
     pending = None
     for pair in [*zip(_pieces(k, call.head_pieces), _pieces(v, call.head_pieces)), None]:
         started = pair and _all_gather(_pack(pair, 2), call.group, asynchronous=True)
@@ -1145,7 +847,6 @@ def _to_heads(arrays, call):
 
 def _to_tokens(arrays, call, heads):
     """The reverse. Where an array's heads, of which there are `heads`, were repeated: the sums."""
-    ranks = call.group.ranks
     sent = [call.order.by_rank(x) for x in arrays]
     came = _exchange(_pack(sent, 1), call.group)
     back = [x.movedim(0, 2).flatten(2, 3) for x in came.arrays()]
@@ -1234,105 +935,6 @@ class _Attention(torch.autograd.Function):
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), d_sinks, None, None
 
 
-# ---- choice --------------------------------------------------------------------------------------
-
-@dataclass
-class Machine:
-    """What estimate() knows of the GPUs. Rates are those of a long call; docs/distributed.md says what they were fitted to."""
-    flops: float = 707e12  # bf16 forward of one GPU over a long sequence
-    half_tokens: float = 250  # a call of this many queries runs at half that rate
-    pair: float = 150e9  # bytes/s from one GPU of a host to another one
-    bandwidth: float = 200e9  # bytes/s that one GPU receives from all GPUs of its host, copies that put them in order included
-    hidden: float = 0.2  # part of an all-gather's time within a host that a computation hides: NCCL takes multiprocessors from it
-    latency: float = 60e-6  # of one collective or one step of a ring
-    memory: float = 2.5e12  # bytes/s of merging
-    ranks_of_host: int = 8
-    network: float = 40e9  # bytes/s of a GPU between hosts: 80 % of 400 Gbit/s
-    call: float = 900e-6  # of the host for a call, whatever its tokens: arguments and comparison. 300e-6 with compare="once"
-    piece: float = 400e-6  # of the host for each piece of heads (all_gather), step (ring) or exchange (ulysses)
-    peers: float = 230e9  # bytes/s that one GPU copies from all others of its host by peers=True, while it computes
-
-
-def estimate(ranks, tokens, *, heads_q, heads_kv, head_dim, head_dim_v=None, batch=1, causal=True, bytes_per_element=2, machine=Machine(),
-             head_pieces=None, layout="zigzag", cu_seqlens=None, peers=False):
-    """{scheme: seconds} of a forward call over `tokens` tokens of each sequence in all; a scheme that cannot run is not in it.
-
-    It is that of calls one after the other: GPUs compute one while hosts prepare the next, and the slower of both counts.
-    head_pieces: of all_gather; None: the best of those that attention() chooses from. cu_seqlens: documents. The rank that the layout
-    gives the most work counts."""
-    dim_v = head_dim_v or head_dim
-    pairs, most = _work(ranks, tokens, layout, causal, None if cu_seqlens is None else tuple(cu_seqlens))
-    work = 2 * batch * heads_q * pairs * (head_dim + dim_v)
-    rows = tokens / ranks
-    rate = machine.flops * rows / (rows + machine.half_tokens)
-    compute = work * most / rate
-    width, hop, hidden = min(machine.bandwidth, machine.pair * (ranks - 1)), machine.pair, machine.hidden
-    if ranks > machine.ranks_of_host:
-        width, hop, hidden = machine.network, machine.network, 1
-    elif peers:
-        width, hidden = machine.peers, 1
-    of_rank = batch * rows * heads_kv * (head_dim + dim_v) * bytes_per_element  # K and V
-    arrive = (ranks - 1) * of_rank / width if ranks > 1 else 0
-
-    def call(gpu, pieces):
-        return max(gpu, machine.call + machine.piece * pieces)
-
-    def gathered(pieces):  # the first piece of heads is waited for, and what no computation hides
-        sizes = pieces if isinstance(pieces, tuple) else (1,) * pieces
-        first = sizes[0] / sum(sizes)
-        meanwhile = max(arrive, compute + (1 - hidden) * arrive)
-        return call(machine.latency * len(sizes) + arrive * first + meanwhile * (1 - first) + compute * first, len(sizes))
-    found = {"all_gather": min(gathered(n) for n in ([head_pieces] if head_pieces else _head_pieces(heads_kv)))}
-    # A step is a call over 1 / ranks of the keys; all but the first read, merge and write f32 rows.
-    merge = 3 * batch * rows * heads_q * dim_v * 4 / machine.memory
-    sequences = 2 * (len(cu_seqlens) - 1) if layout == "documents" else 1  # of a step's call, which are short
-    step = compute / ranks * (1 + machine.half_tokens * max(1, sequences) / rows)
-    found["ring"] = call(ranks * machine.latency + step + (ranks - 1) * max(step + merge, of_rank / hop), ranks)
-    if _splits(heads_q, heads_kv, ranks):
-        repeated = max(1, ranks // heads_kv)
-        there = (heads_q * head_dim + heads_kv * repeated * (head_dim + dim_v)) * bytes_per_element
-        back = heads_q * (dim_v * bytes_per_element + 4)  # out and lse
-        sent = batch * rows * (there + back) * (ranks - 1) / ranks
-        whole = work / ranks / (machine.flops * tokens / (tokens + machine.half_tokens))
-        found["ulysses"] = call(2 * machine.latency + (sent / width if ranks > 1 else 0) + whole, 2)
-    return found
-
-
-@functools.lru_cache(256)
-def _work(ranks, tokens, layout, causal, offsets):
-    """(pairs of queries and keys that see each other, the part of them that the rank with the most has)."""
-    documents = [(0, tokens)] if offsets is None else list(zip(offsets, offsets[1:]))
-    if offsets is None and (layout == "zigzag" or not causal):
-        return tokens * tokens * (0.5 if causal else 1), 1 / ranks
-
-    def pairs(start, end):
-        """Of queries [start, end)."""
-        found = 0
-        for begin, stop in documents:
-            a, b = max(start, begin) - begin, min(end, stop) - begin
-            if a < b:
-                found += (b * b - a * a) / 2 if causal else (b - a) * (stop - begin)
-        return found
-    of_ranks = [sum(pairs(start, start + n) for start, n in chunks(layout, r, ranks, tokens // ranks, offsets)) for r in range(ranks)]
-    return sum(of_ranks), max(of_ranks) / sum(of_ranks) if any(of_ranks) else 1 / ranks
-
-
-def _head_pieces(heads_kv):
-    """In how many pieces of heads an all-gather may be divided unasked: up to four, so that a quarter of it is waited for."""
-    return [n for n in (1, 2, 4) if heads_kv % n == 0]
-
-
-def _are_pieces(head_pieces, heads_kv):
-    """Whether it says how K/V heads are divided: in how many equal pieces, or how many heads each has."""
-    if isinstance(head_pieces, tuple):
-        return min(head_pieces, default=0) > 0 and sum(head_pieces) == heads_kv
-    return head_pieces > 0 and heads_kv % head_pieces == 0
-
-
-def _splits(heads_q, heads_kv, ranks):
-    return heads_q % ranks == 0 and (heads_kv % ranks == 0 or ranks % heads_kv == 0)
-
-
 # ---- prefill and training ------------------------------------------------------------------------
 
 _COMPARE = ("always", "once")
@@ -1362,15 +964,15 @@ def _attention_call(group, q, k, v, slopes, sinks, gradients, block_mask, offset
         raise InvalidArgument(f"q has {heads} heads, k {heads_kv}, v {v.shape[-2]}; accepted: k's for v, a multiple for q")
     if peers and scheme not in ("all_gather", "auto"):
         raise InvalidArgument(f"peers with scheme {scheme}; accepted: all_gather, auto")
-    if scheme == "ulysses" and not _splits(heads, heads_kv, ranks):
+    if scheme == "ulysses" and not splits(heads, heads_kv, ranks):
         raise InvalidArgument(f"scheme is ulysses with {heads} and {heads_kv} heads on {ranks} ranks; accepted: query heads that are a "
                               "multiple of the ranks, K/V heads too or a divisor of them")
-    if head_pieces is not None and not _are_pieces(head_pieces, heads_kv):
+    if head_pieces is not None and not are_pieces(head_pieces, heads_kv):
         raise InvalidArgument(f"head_pieces is {head_pieces}; accepted: divisors of {heads_kv}, the heads of k, or tuples of numbers of heads that "
                               "add up to them")
-    _check_layout(layout, offsets, n * ranks)
+    check_layout(layout, offsets, n * ranks)
     if offsets is not None:
-        _checked_offsets(offsets, n * ranks)
+        checked_offsets(offsets, n * ranks)
         if block_mask is not None:
             raise InvalidArgument("block_mask is given with cu_seqlens; accepted: one of them")
     if block_mask is not None and tuple(block_mask.shape[2:]) != (n * ranks, n * ranks):
@@ -1396,7 +998,7 @@ def _attention_call(group, q, k, v, slopes, sinks, gradients, block_mask, offset
     if scheme != "all_gather":
         head_pieces = 1
     elif head_pieces is None:
-        head_pieces = min(_head_pieces(heads_kv), key=lambda pieces: seconds(pieces)["all_gather"])
+        head_pieces = min(pieces_of_heads(heads_kv), key=lambda pieces: seconds(pieces)["all_gather"])
     if not isinstance(head_pieces, tuple):
         head_pieces = (heads_kv // head_pieces,) * head_pieces
     if slopes is not None and scheme != "ulysses":
