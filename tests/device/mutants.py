@@ -389,8 +389,8 @@ MUTANTS = [
     (WIDE, "Q of the item before", "forward_sm90/alternating.cuh", "          keep_queries<tile>(q, warp, warp.q_at(count));\n", ""),
     (WIDE_TOKENS, "half of the warps left out", "decode/decode.cuh", "if (other_any) x = fmaf(", "if (false) x = fmaf("),
 ]
-# Kernels whose tests take longest on an H200. They begin first.
-SLOW = {WIDE, WIDE_TOKENS, PLACES, PLACES_FWD}
+# Kernels whose tests, or APPEND's compilation, take longest on an H200. They begin first.
+SLOW = {WIDE, WIDE_TOKENS, PLACES, PLACES_FWD, APPEND}
 # Mistakes that nobody sees but by the wait that does not end, and the tests to see it with.
 HANGS = {(CODES, "the last of adjacent rows not loaded"): ["mla: rows of 656 bytes on few problems"]}
 
