@@ -3,7 +3,7 @@
     mutants.py check SOURCE_DIR                     that the kernels' sources still have what the mistakes change
     mutants.py compile SOURCE_DIR OUT_DIR NVCC [KERNEL...]   changes the kernels' sources and compiles them; needs no device
     mutants.py run OUT_DIR ATTN_TESTS [KERNEL...]            runs the tests on each, in place of the library's own kernel
-    mutants.py all SOURCE_DIR OUT_DIR NVCC ATTN_TESTS [KERNEL...]          both, each run as soon as its kernel is compiled
+    mutants.py all SOURCE_DIR OUT_DIR NVCC ATTN_TESTS [KERNEL...]          both, each run as soon as its kernel is compiled, for this machine's GPUs alone
 
 Each kernel is compiled unchanged too and must pass. KERNEL: those alone, by default all. A mistake whose text is no longer in the sources, that
 does not compile or whose tests do not end is reported as failed, and the others go on; of those in HANGS it is found that they do not end.
@@ -389,6 +389,8 @@ MUTANTS = [
     (WIDE, "Q of the item before", "forward_sm90/alternating.cuh", "          keep_queries<tile>(q, warp, warp.q_at(count));\n", ""),
     (WIDE_TOKENS, "half of the warps left out", "decode/decode.cuh", "if (other_any) x = fmaf(", "if (false) x = fmaf("),
 ]
+# Kernels whose tests, or APPEND's compilation, take longest on an H200. They begin first.
+SLOW = {WIDE, WIDE_TOKENS, PLACES, PLACES_FWD, APPEND}
 # Mistakes that nobody sees but by the wait that does not end, and the tests to see it with.
 HANGS = {(CODES, "the last of adjacent rows not loaded"): ["mla: rows of 656 bytes on few problems"]}
 
@@ -417,11 +419,14 @@ def asked_for(names):
     for name in names:
         if name not in TESTS:
             sys.exit(f"mutants: kernel {name}; there are {', '.join(TESTS)}")
-    return [k for k in TESTS if not names or k in names], [m for m in MUTANTS if not names or m[0] in names]
+    return (sorted((k for k in TESTS if not names or k in names), key=lambda k: k not in SLOW),
+            sorted((m for m in MUTANTS if not names or m[0] in names), key=lambda m: m[0] not in SLOW))
 
 
-def compile_one(source, out, nvcc, kernel, mistake, file, text, by):
-    """Whether it is compiled. An older file of that name is gone, so that `run` does not take it for this one."""
+def compile_one(source, out, nvcc, kernel, mistake, file, text, by, here=False):
+    """Whether it is compiled. An older file of that name is gone, so that `run` does not take it for this one. here:
+    for this machine's GPUs alone."""
+    begin = time.monotonic()
     file_of(out, kernel, mistake).unlink(missing_ok=True)
     missing = stale(source, (file, text, by))
     if missing:
@@ -443,21 +448,23 @@ def compile_one(source, out, nvcc, kernel, mistake, file, text, by):
         # sm_90 alone launches early, which code of compute_80 does not wait for.
         newest = "90a" if "sm_90a" in declared else "90"
         # No older code where some is for sm_90a alone.
-        older = ["-gencode", "arch=compute_80,code=sm_80"] if "sm_80" in declared and newest == "90" else []
+        runs_older = not here or gpus.capabilities() != {"9.0"}
+        older = ["-gencode", "arch=compute_80,code=sm_80"] if "sm_80" in declared and newest == "90" and runs_older else []
         made = subprocess.run([nvcc, "-fatbin", *older, "-gencode", f"arch=compute_{newest},code=[sm_{newest},compute_{newest}]",
                                "-std=c++20", "-O3", "-allow-unsupported-compiler", "-I", kernels, "-o", file_of(out, kernel, mistake),
                                source_file], capture_output=True, text=True)
         failed = made.returncode != 0
-        print(f"{kernel}: {mistake}: {'FAILED: nvcc: ' + made.stderr[-500:].strip() if failed else 'compiled'}", flush=True)
+        verdict = "FAILED: nvcc: " + made.stderr[-500:].strip() if failed else f"compiled, {time.monotonic() - begin:.0f} s"
+        print(f"{kernel}: {mistake}: {verdict}", flush=True)
         return not failed
 
 
-def start_compiling(pool, source, out, nvcc, names):
+def start_compiling(pool, source, out, nvcc, names, here=False):
     """{(kernel, mistake): the compilation, whose result is whether there is a file}, the unchanged kernels first"""
     kernels, mutants = asked_for(names)
     out.mkdir(parents=True, exist_ok=True)
     each = [(kernel, "unchanged", "", "", "") for kernel in kernels] + mutants
-    return {one[:2]: pool.submit(compile_one, source, out, nvcc, *one) for one in each}
+    return {one[:2]: pool.submit(compile_one, source, out, nvcc, *one, here) for one in each}
 
 
 def compile_all(source, out, nvcc, names):
@@ -480,21 +487,21 @@ def run_tests(file, tests, cases, number, seconds):
 
 
 def run(folder, tests, kernel, mistake, number, made):
-    """(exit code, output), as of run_tests"""
+    """(exit code, output) of run_tests, and the seconds that it took"""
     for one in (mistake, "unchanged"):
         if (kernel, one) in made:
             made[kernel, one].result()
         if not file_of(folder, kernel, one).exists():
-            return None, f"{file_of(folder, kernel, one).name} is not there; mutants.py compile makes it"
-    file = file_of(folder, kernel, mistake)
+            return None, f"{file_of(folder, kernel, one).name} is not there; mutants.py compile makes it", 0
+    file, begin = file_of(folder, kernel, mistake), time.monotonic()
     if (kernel, mistake) not in HANGS:
-        return run_tests(file, tests, TESTS[kernel], number, 300)
-    cases, begin = HANGS[kernel, mistake], time.monotonic()
+        return *run_tests(file, tests, TESTS[kernel], number, 300), time.monotonic() - begin
+    cases = HANGS[kernel, mistake]
     code, output = run_tests(file_of(folder, kernel, "unchanged"), tests, cases, number, 300)
+    seconds = time.monotonic() - begin
     if not passes(code, output):
-        return code, output
-    limit = 10 + 2 * (time.monotonic() - begin)
-    return run_tests(file, tests, cases, number, limit)
+        return code, output, seconds
+    return *run_tests(file, tests, cases, number, 10 + 2 * seconds), time.monotonic() - begin
 
 
 def passes(code, output):
@@ -529,7 +536,7 @@ def run_all(folder, tests, names, made=None):
                 for number, (kernel, mistake) in enumerate([(kernel, "unchanged") for kernel in kernels] + [m[:2] for m in mutants])}
         for done in as_completed(runs):
             kernel, mistake = runs[done]
-            code, output = done.result()
+            code, output, seconds = done.result()
             if mistake != "unchanged":
                 verdict = verdict_of(kernel, mistake, code, output)
                 failures += not verdict.startswith("found")
@@ -542,6 +549,7 @@ def run_all(folder, tests, names, made=None):
             else:
                 verdict = f"FAILED, so that nothing is found by its tests:\n{output[-3000:]}"
                 broken.add(kernel)
+            verdict += f", {seconds:.0f} s" if verdict in ("found", "passed") else ""
             print(f"{kernel}: {mistake}: {verdict}", flush=True)
     print(f"mutants: {len(mutants) - failures} of {len(mutants)} found" + "".join(f"; {kernel} fails unchanged" for kernel in sorted(broken)))
     return 1 if failures or broken else 0
@@ -549,7 +557,7 @@ def run_all(folder, tests, names, made=None):
 
 def compile_and_run(source, out, nvcc, tests, names):
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        code = run_all(out, tests, names, start_compiling(pool, source, out, nvcc, names))
+        code = run_all(out, tests, names, start_compiling(pool, source, out, nvcc, names, here=True))
         pool.shutdown(cancel_futures=True)
     return code
 

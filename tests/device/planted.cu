@@ -1,5 +1,5 @@
 // attn-planted BUG: runs kernels with one known mistake, which compute-sanitizer must report, and
-// one without that it reports all the same (tests/device/sanitize.sh). Exit code 77: no device.
+// two without that it reports all the same (tests/device/sanitize.sh). Exit code 77: no device.
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -66,6 +66,26 @@ __global__ void groups_apart(int* p) {
     meet(3, 256);
     if (group == 0) p[thread] += x[1][127 - thread];
   }
+}
+
+// No mistake: in turns, one group writes and passes barrier 1 or 2 without waiting, and the other
+// reads after it has waited there, as in forward_sm90/alternating.cuh. racecheck reports it, but
+// not if both groups wait.
+__global__ void hand_over(int* p) {
+  __shared__ int x[2][128];
+  const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
+  int sum = 0;
+  for (int n = 0; n < 8; ++n) {
+    const int barrier = 1 + n % 2;
+    if (n % 2 == group) {
+      x[n % 2][thread] = n + thread;
+      asm volatile("bar.arrive %0, 256;" ::"r"(barrier) : "memory");
+    } else {
+      asm volatile("bar.sync %0, 256;" ::"r"(barrier) : "memory");
+      sum += x[n % 2][127 - thread];
+    }
+  }
+  p[threadIdx.x] = sum;
 }
 
 constexpr int queries = 128, keys = 256, dim = 64;
@@ -165,6 +185,8 @@ int main(int argc, char** argv) {
     run_without_barriers();
   else if (is("groups-apart"))
     groups_apart<<<1, 256>>>(ints(128, true));
+  else if (is("hand-over"))
+    hand_over<<<1, 256>>>(ints(256, true));
   else if (is("barrier"))
     barrier_of_half_a_warp<<<1, 32>>>(ints(64, true));
   else if (is("barrier-mask"))
@@ -172,7 +194,7 @@ int main(int argc, char** argv) {
   else {
     std::printf(
         "usage: attn-planted write|forward-read|uninitialised|forward-uninitialised|race|"
-        "forward-race|groups-apart|barrier|barrier-mask\n");
+        "forward-race|groups-apart|hand-over|barrier|barrier-mask\n");
     return 2;
   }
   const cudaError_t error = cudaDeviceSynchronize();

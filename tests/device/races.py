@@ -12,9 +12,11 @@ from pathlib import Path
 
 # What racecheck does not see. WARP, LOADS: fwd_sm90_f16_d64_score{,_paged}, bwd_sm90_bf16_d64, bwd_sm90_bf16_d256 and three decode_sm90_blocks_* have no
 # report if they are compiled so that every lane arrives (docs/log/2026-11-25_serving.md, 2026-11-27_backward_again.md, _backward_d256.md, _short_calls.md). PARTS:
-# docs/log/2026-11-27_mla_decode.md.
+# docs/log/2026-11-27_mla_decode.md. The pairs of load_paged_keys with alternating.cuh, and those of by_rows.cuh, have none in fwd_sm90_f16_d512_paged and in
+# mla_sm90_bf16_d576_*_{656,e4m3} compiled that way, TAKES none in fwd_sm90_bf16_d512 compiled with bar.sync for both (docs/log/2026-11-27_last_run.md).
 WARP = "lanes meet at a __syncwarp() that ptxas leaves out, then lane 0 arrives at a barrier for all"
 TURNS = "groups meet at a barrier, and have met apart another number of times before: planted.cu, groups-apart"
+TAKES = "one group passes a barrier by bar.arrive, then the other reads after its bar.sync: planted.cu, hand-over"
 LOADS = "the copy engine writes after a barrier for which the copy waits, at which lane 0 has arrived for those who read"
 PARTS = "three parts lie between: the writer's unit is asked for when all warps have arrived for the unit before the last, after the read"
 VOTE = "a warp votes on what its lanes have read, and only then writes: clear_poisoned"
@@ -32,6 +34,9 @@ KNOWN = [
     ("Box load_paged.cuh", "load_paged_keys load_paged.cuh", WARP),
     ("load_paged_values load_paged.cuh", "load_paged_keys load_paged.cuh", WARP),
     ("Box load_paged.cuh", "__cvta_generic_to_shared sm_20_intrinsics.hpp", WARP),
+    ("run alternating.cuh", "load_paged_keys load_paged.cuh", WARP),
+    ("weigh alternating.cuh", "load_paged_keys load_paged.cuh", WARP),
+    ("receive alternating.cuh", "hand_over alternating.cuh", TAKES),
     ("run own.cuh", "post swapped_load.cuh", WARP),
     ("run own.cuh", "load own_load.cuh", WARP),
     ("take own.cuh", "load own_load.cuh", WARP),
@@ -44,6 +49,10 @@ KNOWN = [
     ("load_shared_two_floats load_shared.h", "bulk_load bulk.h", LOADS),
     ("store_shared_floats load_shared.h", "bulk_load bulk.h", LOADS),
     ("load_shared_floats load_shared.h", "bulk_load bulk.h", LOADS),
+    ("ldmatrix ldmatrix.h", "bulk_load bulk.h", LOADS),
+    ("ldmatrix_transposed ldmatrix.h", "bulk_load bulk.h", LOADS),
+    ("run by_rows.cuh", "run by_rows.cuh", WARP),
+    ("take by_rows.cuh", "run by_rows.cuh", WARP),
     ("load_shared_floats load_shared.h", "store_shared_floats load_shared.h", WARP),
     ("load_shared_floats load_shared.h", "fill_shared load_shared.h", VOTE),
     ("store_shared_floats load_shared.h", "store_shared_floats load_shared.h", WARP),

@@ -99,7 +99,7 @@ runs() {
     case $tool in
       memcheck) bugs="write forward-read" ;;
       initcheck) bugs="uninitialised forward-uninitialised" ;;
-      racecheck) bugs="race forward-race groups-apart" ;;
+      racecheck) bugs="race forward-race groups-apart hand-over" ;;
       synccheck) bugs="barrier barrier-mask" ;;
       *) echo "sanitize: no tool $tool" >&2; exit 2 ;;
     esac

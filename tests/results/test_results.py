@@ -116,10 +116,11 @@ class Results(unittest.TestCase):
         folder, _ = self.bin()
         for filters, code in [(["*passes"], 0), (["*fails"], 1)]:
             mutants.TESTS["k"] = filters
-            mutants.file_of(folder, "k", "x").write_text("")
-            done, output = mutants.run(folder, PROGRAM, "k", "x")
+            for mistake in ("unchanged", "x"):
+                mutants.file_of(folder, "k", mistake).write_text("")
+            done, output, _ = mutants.run(folder, PROGRAM, "k", "x", 0, {})
             self.assertEqual((done != 0, "All tests passed" in output, "FAILED" in output), (code == 1, code == 0, code == 1))
-        done, output = mutants.run(folder, PROGRAM, "k", "of no file")
+        done, output, _ = mutants.run(folder, PROGRAM, "k", "of no file", 0, {})
         self.assertEqual((done, "is not there" in output), (None, True))
 
     def test_a_mutant_that_is_stale(self):
