@@ -125,7 +125,8 @@ struct SwappedLoader {
     unsigned long long k, v, k_page, v_page;  // rows: in page 0; bytes between pages
     int slot, page_size;                      // else: of the next unit in its page
   };
-  std::conditional_t<KV::own_types, NoRows, Walk> walk = {};
+  Walk walk = {};
+  static constexpr bool walks = tile.loaders() > 1;  // kernels of more rows have no registers for it
 
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
   // rows: of the two warps, and the lane's key of a unit.
@@ -337,7 +338,7 @@ struct SwappedLoader {
         copy(to, full, walk.slot, page[0]);
         bytes = tile.stage_bytes();
       }
-    } else {
+    } else if (s.block_table) {
 #pragma unroll
       for (int i = 0; i < max_boxes; ++i) {
         const int key = i * s.box_keys;
@@ -348,6 +349,9 @@ struct SwappedLoader {
         copy(to + key * panel_pitch, full, slot_of(s, local + key), page[i]);
         bytes += (k_panels + v_panels) * s.box_keys * panel_pitch;
       }
+    } else if (!walks && valid) {
+      copy(to, full, at.row + local, s.lengths.cu_seqlens ? 0 : at.b);
+      bytes = tile.stage_bytes();
     }
     unit = {valid, first, last, final, k_descale, v_descale};
     meanwhile();
@@ -405,10 +409,10 @@ struct SwappedLoader {
       const bool by_block =
           KV::scaled && !KV::own_types && (s.k_descale.block_keys || s.v_descale.block_keys);
       SwappedPart* const posted = begins ? post(parts++) : nullptr;
-      if constexpr (KV::own_types)
-        loader.look_up(s, at.first - at.begin);
-      else
+      if constexpr (walks)
         look_up_first(s, at.first - at.begin);
+      else
+        loader.look_up(s, at.first - at.begin);
 #pragma unroll 1
       for (int i = 0; i < units; ++i) {
         const int first = at.first + i * unit_keys;
@@ -425,9 +429,9 @@ struct SwappedLoader {
                     [&] {
                       if (last) return;
                       const int next = first + unit_keys - at.begin;
-                      if constexpr (!KV::own_types)
+                      if constexpr (walks)
                         look_up_next(s, next, by_block);
-                      else if (s.block_table)
+                      else if (s.block_table || by_block)
                         loader.look_up(s, next);
                     });
       }
