@@ -408,6 +408,7 @@ struct SwappedLoader {
       const bool part_ends = final || head_ends || a.split_keys;
       const bool by_block =
           KV::scaled && !KV::own_types && (s.k_descale.block_keys || s.v_descale.block_keys);
+      const bool each = walks || s.block_table || by_block;
       SwappedPart* const posted = begins ? post(parts++) : nullptr;
       if constexpr (walks)
         look_up_first(s, at.first - at.begin);
@@ -427,11 +428,11 @@ struct SwappedLoader {
         };
         loader.load(s, first, seen_keys(first, limit), last && part_ends, last && final, place_part,
                     [&] {
-                      if (last) return;
+                      if (!each || last) return;
                       const int next = first + unit_keys - at.begin;
                       if constexpr (walks)
                         look_up_next(s, next, by_block);
-                      else if (s.block_table || by_block)
+                      else
                         loader.look_up(s, next);
                     });
       }
