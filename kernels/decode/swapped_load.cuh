@@ -125,8 +125,9 @@ struct SwappedLoader {
     unsigned long long k, v, k_page, v_page;  // rows: in page 0; bytes between pages
     int slot, page_size;                      // else: of the next unit in its page
   };
+  // Kernels of more rows have no registers for it.
+  static constexpr bool walks = tile.loaders() > 1;
   Walk walk = {};
-  static constexpr bool walks = tile.loaders() > 1;  // kernels of more rows have no registers for it
 
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
   // rows: of the two warps, and the lane's key of a unit.
