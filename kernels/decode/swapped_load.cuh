@@ -125,8 +125,8 @@ struct SwappedLoader {
     unsigned long long k, v, k_page, v_page;  // rows: in page 0; bytes between pages
     int slot, page_size;                      // else: of the next unit in its page
   };
-  // Kernels of more rows have no registers for it.
-  static constexpr bool walks = tile.loaders() > 1;
+  // Kernels of more rows, or longer ones, have no registers for it.
+  static constexpr bool walks = rows || (tile.loaders() > 1 && tile.head_dim <= 256);
   Walk walk = {};
 
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
