@@ -2,6 +2,8 @@
 // V of one unit after the other. One lane does so, for what a unit takes it is what the block waits
 // for. Pages too small for that are loaded row by row, by two whole warps.
 #pragma once
+#include <climits>
+
 #include "../common/descale.cuh"
 #include "../ptx/cp_async.h"
 #include "../ptx/tma.h"
@@ -100,16 +102,21 @@ struct SwappedLoader {
   // Of the next unit: asked for while the one before it is on its way.
   int page[rows ? 1 : max_boxes] = {};
   float k_descale = 1, v_descale = 1;
-  // rows: of the lane's key in units that follow each other, for which it would take a dozen loads
-  // of parameters each time.
+  // Of units that follow each other, for which it would take a dozen loads of parameters each time.
+  // With rows of the lane's key.
   struct Walk {
-    bool quick;             // pages divide units, so that the key has the same slot in each
-    int page, entry, step;  // of the unit after the next; entry's number; entries of a unit
+    bool quick;       // rows: pages divide units, so that the key has the same slot in each; else
+                      // units divide pages, of which a sequence without any has one, of no end
+    int page, entry;  // behind `page` above, asked for early; the number of the one behind it
+    int step;         // rows: entries of a unit
     int max_pages, num_pages;
     const int* table;
-    unsigned long long k, v, k_page, v_page;  // in page 0; bytes between pages
+    unsigned long long k, v, k_page, v_page;  // rows: in page 0; bytes between pages
+    int slot, page_size;                      // else: of the next unit in its page
   };
-  std::conditional_t<rows, Walk, NoRows> walk = {};
+  // Kernels of more rows, or longer ones, have no registers for it.
+  static constexpr bool walks = rows || (tile.loaders() > 1 && tile.head_dim <= 256);
+  Walk walk = {};
 
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
   // rows: of the two warps, and the lane's key of a unit.
@@ -122,6 +129,10 @@ struct SwappedLoader {
 
   // local: the unit's first key, in the segment.
   __device__ __forceinline__ void look_up(const attn_decode_segment& s, int local) {
+    look_up_pages(s, local);
+    look_up_descales(s, local);
+  }
+  __device__ __forceinline__ void look_up_pages(const attn_decode_segment& s, int local) {
     if (s.block_table) {
       const int* const table = s.block_table + at.b * (long long)s.max_pages;
       constexpr int n = rows ? 1 : max_boxes;
@@ -131,6 +142,8 @@ struct SwappedLoader {
         page[i] = key < unit_keys && entry < s.max_pages ? table[entry] : -1;
       }
     }
+  }
+  __device__ __forceinline__ void look_up_descales(const attn_decode_segment& s, int local) {
     if constexpr (KV::scaled && !KV::own_types) {
       const auto descale = [&](const attn_descale& d) {
         return d.at && local < at.end - at.begin ? *descale_at(d, at.b, at.h, local) : 1.0f;
@@ -140,21 +153,32 @@ struct SwappedLoader {
     }
   }
 
-  // rows: before the first of units that follow each other, and before each of the others.
+  // Before the first of units that follow each other, and before each of the others.
   __device__ __forceinline__ int next_page() {
     const int page = walk.entry < walk.max_pages ? walk.table[walk.entry] : -1;
-    walk.entry += walk.step;
+    walk.entry += rows ? walk.step : 1;
     return page;
   }
   __device__ __forceinline__ void look_up_first(const attn_decode_segment& s, int local) {
     look_up(s, local);
-    walk.quick = s.block_table && s.page_log2 >= 0 && s.page_size <= unit_keys;
+    if (!rows && !s.block_table) {
+      walk.quick = true;
+      walk.slot = at.row + local, walk.page_size = walk.num_pages = INT_MAX;
+      page[0] = s.lengths.cu_seqlens ? 0 : at.b;
+      return;
+    }
+    walk.quick = rows ? s.block_table && s.page_log2 >= 0 && s.page_size <= unit_keys
+                      : s.box_keys == unit_keys;
     if (!walk.quick) return;
-    walk.step = unit_keys >> s.page_log2;
-    walk.entry = page_of(s, local + own_key()) + walk.step;
+    if (rows) walk.step = unit_keys >> s.page_log2;
+    walk.entry = page_of(s, local + (rows ? own_key() : 0)) + (rows ? walk.step : 1);
     walk.max_pages = s.max_pages, walk.num_pages = s.num_pages;
     walk.table = s.block_table + at.b * (long long)s.max_pages;
     walk.page = next_page();
+    if constexpr (!rows) {
+      walk.slot = slot_of(s, local), walk.page_size = s.page_size;
+      return;
+    }
     const int slot = slot_of(s, own_key());  // `local` is of whole units
     const auto in_page_0 = [&](const void* base, const long long(&stride)[3]) {
       return reinterpret_cast<unsigned long long>(base) +
@@ -163,10 +187,16 @@ struct SwappedLoader {
     walk.k = in_page_0(s.k, s.k_stride), walk.v = in_page_0(s.v, s.v_stride);
     walk.k_page = KV::bytes * s.k_stride[0], walk.v_page = KV::bytes * s.v_stride[0];
   }
+  // descales: they are of blocks of keys.
   __device__ __forceinline__ void look_up_next(const attn_decode_segment& s, int local,
                                                bool descales) {
-    if (!walk.quick || descales) look_up(s, local);
-    if (!walk.quick) return;
+    if (descales) look_up_descales(s, local);
+    if (!walk.quick) return look_up_pages(s, local);
+    if constexpr (!rows) {
+      walk.slot += unit_keys;
+      if (walk.slot < walk.page_size) return;
+      walk.slot = 0;
+    }
     page[0] = walk.page;
     walk.page = next_page();
   }
@@ -292,7 +322,13 @@ struct SwappedLoader {
                    full = address(&shared.full[stage.number]);
     const int local = first - at.begin;
     unsigned bytes = 0;
-    if (s.block_table) {
+    if (walk.quick) {
+      if (unsigned(page[0]) >= unsigned(walk.num_pages)) valid = 0;
+      if (valid) {
+        copy(to, full, walk.slot, page[0]);
+        bytes = tile.stage_bytes();
+      }
+    } else if (s.block_table) {
 #pragma unroll
       for (int i = 0; i < max_boxes; ++i) {
         const int key = i * s.box_keys;
@@ -303,7 +339,7 @@ struct SwappedLoader {
         copy(to + key * panel_pitch, full, slot_of(s, local + key), page[i]);
         bytes += (k_panels + v_panels) * s.box_keys * panel_pitch;
       }
-    } else if (valid) {
+    } else if (!walks && valid) {
       copy(to, full, at.row + local, s.lengths.cu_seqlens ? 0 : at.b);
       bytes = tile.stage_bytes();
     }
@@ -362,9 +398,9 @@ struct SwappedLoader {
       const bool part_ends = final || head_ends || a.split_keys;
       const bool by_block =
           KV::scaled && !KV::own_types && (s.k_descale.block_keys || s.v_descale.block_keys);
-      const bool each = s.block_table || by_block;
+      const bool each = walks || s.block_table || by_block;
       SwappedPart* const posted = begins ? post(parts++) : nullptr;
-      if constexpr (rows)
+      if constexpr (walks)
         look_up_first(s, at.first - at.begin);
       else
         loader.look_up(s, at.first - at.begin);
@@ -383,10 +419,11 @@ struct SwappedLoader {
         loader.load(s, first, seen_keys(first, limit), last && part_ends, last && final, place_part,
                     [&] {
                       if (!each || last) return;
-                      if constexpr (rows)
-                        look_up_next(s, first + unit_keys - at.begin, by_block);
+                      const int next = first + unit_keys - at.begin;
+                      if constexpr (walks)
+                        look_up_next(s, next, by_block);
                       else
-                        loader.look_up(s, first + unit_keys - at.begin);
+                        loader.look_up(s, next);
                     });
       }
       if (final) return;

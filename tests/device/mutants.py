@@ -225,6 +225,7 @@ MUTANTS = [
     (PAGES, "keys of one warp for both", "decode/swapped_load.cuh", "[index()] = valid;", "[0] = valid;"),
     (PAGES, "V from K's rows", "decode/swapped_load.cuh", "in_page_0(s.v, s.v_stride);", "in_page_0(s.k, s.k_stride);"),
     (PAGES, "a unit's pages for the next one too", "decode/swapped_load.cuh", "page[0] = walk.page;", ""),
+    (PAGES, "pages by TMA from their second unit on", "decode/swapped_load.cuh", "walk.slot = 0;", "walk.slot = unit_keys;"),
     (ROWS, "a part dropped", "decode/merge.cuh", "unsigned left = step == 1 ? to - from :",
      "unsigned left = step == 1 ? to - from - 1 :"),
     (ROWS, "a counter not set back", "decode/merge.cuh", "if (last) *arrived = 0;", ""),
