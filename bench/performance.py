@@ -273,7 +273,8 @@ What each step gave, and the kernels before these, are in the logs of [26](log/2
 - One query in bf16, no pages ({len(sixteen)} cases): {against(sixteen, "cudnn")}; {against(sixteen, "fa3")}; {against(sixteen, "flashinfer")}.
 - The same over e4m3 ({len(eight)} cases): {against(eight, "fa3")}; {against(eight, "flashinfer")}. FlashAttention-3 takes q in e4m3 too there: its error is {max(errors['fa3']):.1e},
   libattn's {max(errors['libattn']):.1e}.
-- Not measured on an H200.
+- Not measured on an H200. Pages and fp8 are loaded otherwise since: the rows with either are of the commit above, and the
+  [log](log/2026-11-28_fp8_appends.md) has before and after on an H200.
 
 ![Time to read as many bytes as a part of each library's time, decode on an H100](measured/{DECODE_ROWS}.png)
 """
