@@ -41,6 +41,7 @@ struct Shape {
   int64_t splits = 0;                  // of a row tile at most; 0: without fixed_split
   bool whole_heads = false;            // blocks take whole row tiles
   int64_t slots = 0;                   // of the workspace
+  bool by_rows = false;                // rows of K and V are loaded one by one
 };
 // Rows, queries times query heads of a K/V head, of the sequences that a launch takes: of all, or
 // (few) of those that one row tile holds.
@@ -74,6 +75,23 @@ inline int box_keys(const attn_segment& s, int heads = 1) {
   return std::min(s.layout == ATTN_PAGED ? std::gcd(s.page_size, unit_keys) : unit_keys,
                   unit_keys / heads);
 }
+// swapped.cuh can load rows one by one. It must for pages smaller than any box. Boxes are asked for
+// by one lane, for which those of few keys take longer than memory does, above all over fp8. And of
+// wide rows of 16 bits rows load 4 to 7 % faster, though a launch begins up to 1 us later
+// (docs/log/2026-11-28_rows_one_by_one.md).
+inline bool can_load_rows(const DecodeTile& tile) {
+  return tile.swapped && tile.loaders() > 1;
+}
+inline bool loads_rows(const Problem& p, const DecodeTile& tile, int64_t units_of_block) {
+  constexpr int64_t least_units = 12;
+  if (!can_load_rows(tile)) return false;
+  const int least_keys = tile.element_bytes == 1 ? 64 : 32;
+  for (const attn_segment& s : p.segment)
+    if (box_keys(s) < least_keys) return true;
+  return tile.element_bytes == 2 && (tile.head_dim == 128 || tile.head_dim == 256) &&
+         units_of_block >= least_units;
+}
+
 // Heads of a token are adjacent in memory. A block that has several reads them at about the same
 // time, which takes up to a third less; but as many partial results are merged for each.
 inline bool can_have_heads(const Problem& p, int heads) {
@@ -202,25 +220,17 @@ inline Shape shape_of(const Problem& p, int64_t rows, const DeviceInfo& device,
   if (tile.swapped && p.fixed_split == 0) rows_of_column = aligned(rows_of_column, tiles / columns);
   shape.blocks = columns * rows_of_column;
   if (shape.splits == 0 || shape.whole_heads) shape.slots = 2 * shape.blocks;
+  // A launch beside another keeps the threads that the other leaves room for.
+  shape.by_rows = loads_rows(p, tile, concurrent ? 0 : all / std::max<int64_t>(1, shape.blocks));
   return shape;
-}
-
-// Whether swapped.cuh loads rows one by one: boxes are asked for by one lane, for which those of
-// few keys take longer than the memory does, and pages may be smaller than any box.
-inline bool row_by_row(const Problem& p, const DecodeTile& tile) {
-  constexpr int least_keys = 32;
-  if (!tile.swapped || tile.loaders() == 1) return false;
-  for (const attn_segment& s : p.segment)
-    if (box_keys(s) < least_keys) return true;
-  return false;
 }
 
 // Producer warps of a block. Without swapped.cuh they take turns: one has some 1800 clocks of
 // latency per unit, more if it loads each row separately or pages. A second one costs 1 us if a
 // block has few units.
 template <DecodeTile tile, bool engine>
-int loaders_of(const Problem& p) {
-  if (tile.swapped) return row_by_row(p, tile) ? tile.loaders() : 1;
+int loaders_of(const Problem& p, const Shape& shape) {
+  if (tile.swapped) return shape.by_rows ? tile.loaders() : 1;
   return !engine || p.needs.features & feature_paged_kv ? tile.loaders() : 1;
 }
 
@@ -274,7 +284,7 @@ Kernarg<engine> constants(const Problem& p, int64_t rows, const Shape& shape) {
   a.rows_taken = int(rows);
   a.stages = shape.stages;
   // Warps that load in turns need two stages: they wait for the one before alone.
-  a.loaders = !tile.swapped && shape.stages == 1 ? 1 : loaders_of<tile, engine>(p);
+  a.loaders = !tile.swapped && shape.stages == 1 ? 1 : loaders_of<tile, engine>(p, shape);
   a.k_bytes = shape.k_bytes;
   a.stage_bytes = shape.stage_bytes;
   a.scales_at = shape.scales_at;
@@ -376,7 +386,7 @@ Arguments arguments(const Kernarg<engine>& kernarg) {
 inline Status check_engine(const Problem& p, const DeviceInfo& device, const DecodeTile& tile) {
   ATTN_TRY(check_copy_engine(device));
   for (const attn_segment& s : p.segment) {
-    if (s.layout == ATTN_PAGED && s.page_size % warp_keys != 0 && !row_by_row(p, tile))
+    if (s.layout == ATTN_PAGED && s.page_size % warp_keys != 0 && !can_load_rows(tile))
       return unsupported("page_size ", s.page_size, " is not a multiple of ", warp_keys);
     ATTN_TRY(check_copied(p, s));
   }
@@ -509,7 +519,8 @@ void add_decode(const char* image, const Problem& p, const DeviceInfo& device, R
   Kernarg<engine> kernarg = constants<tile, engine>(p, rows, shape);
   common(kernarg).concurrent = concurrent;
   const int threads =
-      tile.threads() - (tile.swapped ? 32 * (tile.loaders() - loaders_of<tile, engine>(p)) : 0);
+      tile.threads() -
+      (tile.swapped ? 32 * (tile.loaders() - loaders_of<tile, engine>(p, shape)) : 0);
   recipe->workspace = size_t(workspace_of(shape.slots, tile).bytes);
   recipe->steps.push_back({
       .image = image,

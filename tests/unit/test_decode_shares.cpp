@@ -76,3 +76,17 @@ TEST_CASE("decode shares: a single stage is one warp's to load", "[plan]") {
     CHECK(a.loaders == loaders);
   }
 }
+
+// Rows one by one take a second loading warp. They are for wide rows of 16 bits, and for blocks
+// that have a while to go.
+TEST_CASE("decode shares: wide rows of many units are loaded one by one", "[plan]") {
+  const auto warps_of = [](const char* kernel, int64_t batch, int64_t keys, int64_t head_dim) {
+    return step_of(kernel, batch, keys, head_dim).launch.block[0] / 32;
+  };
+  CHECK(warps_of("decode_sm90_bf16_d128_r8", 64, 8192, 128) == 6);
+  CHECK(warps_of("decode_sm90_bf16_d128_r8", 1, 32768, 128) == 6);
+  CHECK(warps_of("decode_sm90_bf16_d256_r8", 16, 1024, 256) == 6);
+  CHECK(warps_of("decode_sm90_bf16_d128_r8", 1, 8192, 128) == 5);
+  CHECK(warps_of("decode_sm90_bf16_d64_r8", 64, 8192, 64) == 5);
+  CHECK(warps_of("decode_sm90_bf16_d512_r8", 64, 8192, 512) == 5);
+}
