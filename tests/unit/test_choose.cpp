@@ -404,8 +404,8 @@ TEST_CASE("choose: devices after sm_90 decode by PTX of sm_80 and sm_89", "[plan
   CHECK(chosen(b200, prompt) == "\"fwd_sm80_bf16_d128\"");
 }
 
-// Boxes of fewer than 32 keys, each of which is in one page, are too many for the one lane that
-// asks for them.
+// Boxes of fewer than 32 keys, of fp8 64, each of which is in one page, are too many for the one
+// lane that asks for them.
 TEST_CASE("choose: decode loads small pages row by row, by two warps", "[plan]") {
   struct Row {
     const char* kernel;
@@ -419,7 +419,8 @@ TEST_CASE("choose: decode loads small pages row by row, by two warps", "[plan]")
                        Row{"decode_sm90_bf16_d128_r16", ATTN_BF16, 16, 192},
                        Row{"decode_sm90_bf16_d128_r16", ATTN_BF16, 1, 192},
                        Row{"decode_sm90_bf16_d256_r8", ATTN_BF16, 32, 160},
-                       Row{"decode_sm90_fp8_d128_r8", ATTN_F8_E4M3FN, 32, 160},
+                       Row{"decode_sm90_fp8_d128_r8", ATTN_F8_E4M3FN, 64, 160},
+                       Row{"decode_sm90_fp8_d128_r8", ATTN_F8_E4M3FN, 32, 192},
                        Row{"decode_sm90_fp8_d128_r8", ATTN_F8_E4M3FN, 16, 192},
                        Row{"decode_sm90_fp8_d128_r8", ATTN_F8_E4M3FN, 24, 192},
                        Row{"decode_sm90_bf16_d128_r32", ATTN_BF16, 16, 160}}) {
