@@ -47,7 +47,8 @@ def panel(top, scheme, entries, end):
 def main():
     report = json.loads(REPORT.read_text())
     end = max(begin + us for s in SCHEMES for _, _, begin, us, _ in report["schemes"][s])
-    top, lines = 30, []
+    what = f"{report['gpus']} x {report['gpu']}, commit {report['commit']}: {report['tokens']} tokens, {report['shape']}, the GPU of rank 0"
+    top, lines = 52, [f'<text x="{LEFT}" y="18">{what}</text>']
     for scheme in SCHEMES:
         found, height = panel(top, scheme, report["schemes"][scheme], end)
         lines += found
