@@ -37,6 +37,7 @@ ACCURACY = "2026-11-22_h200_accuracy_25aed70"
 MASKS = "2026-11-22_h200_masks_1f1f008", "2026-11-22_h200_masks_1f1f008b", "2026-11-22_h200_masks_1f1f008c"
 MASK_CLOCKS = "2026-11-22_h200_mask_clocks_1f1f008"
 DECODE_ROWS = "2026-11-27_h100_decode_9e96548"
+DECODE_ROWS_H200 = "2026-11-28_h200_decode_d568d4b"
 DECODE = "2026-11-25_h200_decode_ce0eb29"
 PREFILL = "2026-11-24_h200_decode_65b81da"
 QUANTISED = "2026-11-28_h200_decode_quantised_b7cd714"
@@ -238,7 +239,8 @@ def decode_cell(results, heads, seqlen, batch, kv, page=0, queries=1):
 
 
 def against(some, peer):
-    rates = [speed(c, [peer]) for c in some]
+    """Of the cases that the peer takes."""
+    rates = [speed(c, [peer]) for c in some if peer in c["rounds_us"]]
     return f"{span(rates)} of {NAMES[peer]}'s speed, slower in {sum(rate < 1 for rate in rates)} of {len(rates)}"
 
 
@@ -246,6 +248,13 @@ def decode_cases(result):
     """Those of one query a sequence over padded caches larger than L2, head_dim 128: in bf16, in e4m3."""
     plain = {c["name"]: c for c in result["cells"] if c["group"] in ("short", "fp8", "anchors") and not c["warm"] and not c.get("promise")}
     return [[c for c in plain.values() if c["kv"] == kv] for kv in ("bf16", "e4m3")]
+
+
+def single_queries(result):
+    """Those of any head_dim and number of heads, in bf16."""
+    some = {c["name"]: c for c in result["cells"] if c["seqlen_q"] == 1 and c["kv"] == "bf16"
+            and not (c["page"] or c["warm"] or c["fixed_split"] or c.get("promise"))}
+    return list(some.values())
 
 
 def slow_reads(result):
@@ -273,10 +282,43 @@ What each step gave, and the kernels before these, are in the logs of [26](log/2
 - One query in bf16, no pages ({len(sixteen)} cases): {against(sixteen, "cudnn")}; {against(sixteen, "fa3")}; {against(sixteen, "flashinfer")}.
 - The same over e4m3 ({len(eight)} cases): {against(eight, "fa3")}; {against(eight, "flashinfer")}. FlashAttention-3 takes q in e4m3 too there: its error is {max(errors['fa3']):.1e},
   libattn's {max(errors['libattn']):.1e}.
-- Not measured on an H200. Pages and fp8 are loaded otherwise since: the rows with either are of the commit above, and the
-  [log](log/2026-11-28_fp8_appends.md) has before and after on an H200.
+- The first of these with other head_dims and numbers of heads too ({len(single_queries(result))} cases): {against(single_queries(result), "cudnn")}.
+- Loading has changed since, [in pages and over fp8](log/2026-11-28_fp8_appends.md) and [in 16 bits](log/2026-11-28_rows_one_by_one.md). The next
+  section has newer kernels.
 
 ![Time to read as many bytes as a part of each library's time, decode on an H100](measured/{DECODE_ROWS}.png)
+"""
+
+
+def decode_rows_h200():
+    result = measured(DECODE_ROWS_H200)
+    rows = {}
+    for c in result["cells"]:
+        us = c["us"]
+        share = None if c["warm"] or c["seqlen_q"] > 64 else f"{100 * us['read'] / us['libattn']:.0f} %"
+        rows.setdefault(c["name"].replace(" d128", ""), [*(microseconds(us.get(who)) for who in ("libattn", "cudnn", "read")), share])
+    sixteen, eight = decode_cases(result)
+    many = [c for c in sixteen if c["kv_bytes"] > 1e8]
+    few = [c for c in sixteen if c["kv_bytes"] <= 1e8]
+
+    def times(heads, dim):
+        us = next(c["us"] for c in single_queries(result) if (c["heads"], c["dim"]) == (heads, dim))
+        return number(us["libattn"] / us["cudnn"], 2)
+
+    def shares(some):
+        return span((100 * c["us"]["read"] / c["us"]["libattn"] for c in some), 0)
+
+    return f"""## Decode by rows on an H200
+
+Newer kernels than those above. Microseconds; lower is better. {where(result)}, {result['rounds']} rounds, interleaved ({link(DECODE_ROWS_H200)}). FlashAttention-3 and FlashInfer
+did not run. `share` is the time of `read` divided by libattn's: at 100 % libattn would take as long as reading the bytes. It is left out for warm caches and 2048 queries, which memory does not limit.
+
+{table(["batch, query/K/V heads, keys", "libattn", "cuDNN", "read", "share"], [[name, *us] for name, us in rows.items()])}
+- One query in bf16, no pages ({len(single_queries(result))} cases): {against(single_queries(result), "cudnn")}.
+- With caches below 100 MB ({len(few)} cases) libattn takes {span((c["us"]["libattn"] / c["us"]["cudnn"] for c in few))} of cuDNN's time, with larger ones ({len(many)} cases, head_dim 128)
+  {span((c["us"]["libattn"] / c["us"]["cudnn"] for c in many))}. At B16 128/8, where a K/V head has 16 rows, it is {times(128, 128)}, at head_dim 64 {times(32, 64)}, at 256 {times(32, 256)}.
+- With caches above 100 MB and head_dim 128 the share is {shares(many)} % in bf16, {shares(c for c in eight if c["kv_bytes"] > 1e8)} % over e4m3.
+- With 8 and more queries of a sequence, and with splits of 512 keys, the share is smaller.
 """
 
 
@@ -574,7 +616,7 @@ The logs have what limits [bwd_sm90](log/2026-11-27_backward_sm90.md), [its kern
 
 
 def page():
-    sections = [forward(), fp8(), masks(), decode_rows(), latent(), decode(), serving(), backward(), sm80(), cpu(), calls(), accuracy(), fp8_accuracy()]
+    sections = [forward(), fp8(), masks(), decode_rows(), decode_rows_h200(), latent(), decode(), serving(), backward(), sm80(), cpu(), calls(), accuracy(), fp8_accuracy()]
     return """# Performance
 
 `bench/performance.py` writes this page from the JSON files that it links to. Each of them has the date, device, driver, clocks and
@@ -590,7 +632,7 @@ def readme():
     """Wins and losses alike."""
     grid, peers = cells(measured(FORWARD), "grid"), ["cudnn", "fa3"]
     fp8_grid, fp8_peers = cells(measured(FP8), "grid"), ["cudnn_fp8", "fa3_fp8"]
-    two = decode_cases(measured(DECODE_ROWS))[0]
+    two, newer = single_queries(measured(DECODE_ROWS)), single_queries(measured(DECODE_ROWS_H200))
     latent_cells = measured(LATENT)["cells"]
     worst = min(grid, key=lambda c: speed(c, peers))
     gradients = {(who, dim): [c["tflops"]["libattn"] / c["tflops"][who] for c in measured(BACKWARD)["cells"] if c["cell"]["dim"] == dim]
@@ -602,6 +644,7 @@ def readme():
   {mean(speed(c, fp8_peers) for c in fp8_grid if c["dim"] == 256)} at head_dim 256 (geometric means of {len(fp8_grid)} and
   {sum(c["dim"] == 256 for c in fp8_grid)} cases); in the worst case {number(min(speed(c, fp8_peers) for c in fp8_grid), 2)}.
 - **Decode, bf16, one query a sequence, H100:** {against(two, "cudnn")} cases; {against(two, "fa3")}; {against(two, "flashinfer")}.
+  H200, with newer kernels: {against(newer, "cudnn")} cases.
   Over fp8 and quantised caches decode reaches a smaller share of the memory's bandwidth.
 - **Decode over latent caches, bf16, H200:** {against(latent_cells, "flashmla")} cases.
 - **Gradients, bf16, H200:** {span(gradients["cudnn", 64])} of cuDNN's speed at head_dim 64, {span(gradients["cudnn", 128])} at 128, {span(gradients["cudnn", 256])} at 256; {span(gradients["fa3", 64])}, {span(gradients["fa3", 128])} and {span(gradients["fa3", 256])} of FlashAttention-3's, whose gradients differ from run to run.
