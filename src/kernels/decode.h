@@ -76,9 +76,9 @@ inline int box_keys(const attn_segment& s, int heads = 1) {
                   unit_keys / heads);
 }
 // swapped.cuh can load rows one by one. It must for pages smaller than any box. Boxes are asked for
-// by one lane, for which those of few keys take longer than memory does, above all over fp8. And of
-// wide rows of 16 bits rows load 4 to 7 % faster, though a launch begins up to 1 us later
-// (docs/log/2026-11-28_rows_one_by_one.md).
+// by one lane, for which those of few keys take longer than memory does, above all over fp8. And
+// rows of 16 bits and 128 or 256 columns load 3 to 8 % faster, though a launch begins up to 1.2 us
+// later; those of 160 and 192 are slower (docs/log/2026-11-28_rows_one_by_one.md).
 inline bool can_load_rows(const DecodeTile& tile) {
   return tile.swapped && tile.loaders() > 1;
 }
@@ -88,8 +88,8 @@ inline bool loads_rows(const Problem& p, const DecodeTile& tile, int64_t units_o
   const int least_keys = tile.element_bytes == 1 ? 64 : 32;
   for (const attn_segment& s : p.segment)
     if (box_keys(s) < least_keys) return true;
-  return tile.element_bytes == 2 && (tile.head_dim == 128 || tile.head_dim == 256) &&
-         units_of_block >= least_units;
+  return tile.element_bytes == 2 && (p.head_dim == 128 || p.head_dim == 256) &&
+         p.head_dim_v == p.head_dim && units_of_block >= least_units;
 }
 
 // Heads of a token are adjacent in memory. A block that has several reads them at about the same

@@ -88,5 +88,6 @@ TEST_CASE("decode shares: wide rows of many units are loaded one by one", "[plan
   CHECK(warps_of("decode_sm90_bf16_d256_r8", 16, 1024, 256) == 6);
   CHECK(warps_of("decode_sm90_bf16_d128_r8", 1, 8192, 128) == 5);
   CHECK(warps_of("decode_sm90_bf16_d64_r8", 64, 8192, 64) == 5);
+  CHECK(warps_of("decode_sm90_bf16_d256_r8", 64, 8192, 192) == 5);
   CHECK(warps_of("decode_sm90_bf16_d512_r8", 64, 8192, 512) == 5);
 }
