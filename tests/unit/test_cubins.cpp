@@ -338,15 +338,15 @@ TEST_CASE("cubins: the steps of shards_cuda launch what was compiled", "[catalog
 // What the largest kernels have: decode_sm89_fp8_d256, which has all of its code for each type of
 // fp8, the forward kernels with a bias, and backward kernels of head_dim 256, which have a loop for
 // each gradient, of which a block runs one, and kv_append_cuda and kv_roll_cuda, which have a loop
-// for each pair of types with rotation and without, of which a launch runs one. More is fetched
-// again and again, and nobody notices.
+// for each pair of types with rotation, without, and over fp8 with descales, of which a launch runs
+// one. More is fetched again and again, and nobody notices.
 TEST_CASE("cubins: instructions stay below a limit", "[catalog]") {
   if (!built()) ATTN_SKIP("this build has no CUDA kernels");
   for (const Kernel& kernel : catalog()) {
     if (kernel.backend != ATTN_BACKEND_CUDA) continue;
     const std::string image = image_of(kernel);
     const size_t most = (image.starts_with("decode_")     ? 472
-                         : image.starts_with("kv_")       ? 528
+                         : image.starts_with("kv_")       ? 552
                          : image.starts_with("bwd_sm80_") ? 320
                                                           : 224) *
                         1024;
