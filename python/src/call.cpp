@@ -63,6 +63,12 @@ std::pair<attn_dtype, int64_t> kv_type(const Array& a, int64_t dim, nb::handle n
          " bytes), and of other types with k_type and v_type");
 }
 
+Sizes sizes_of(const Array& a, const char* form) {
+  const size_t n = a.tensor.ndim();
+  if (n != 3) a.need_shape({-1, -1, -1, -1}, form);
+  return {n == 3 ? 1 : a.size(0), a.size(n - 3), a.size(n - 2), a.size(n - 1)};
+}
+
 attn_strides strides_of(const Array& a, attn_dtype type) {
   const ElementType& t = find_type(type);
   const Sizes s =

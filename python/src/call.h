@@ -33,6 +33,9 @@ class Mask {
 // The type of k or v and its elements per row. Bytes are blocks of the type `named`, or, where it
 // is None or null, of q8_0 or q4_0; where they could be either, `dim` tells which.
 std::pair<attn_dtype, int64_t> kv_type(const Array& a, int64_t dim, nb::handle named);
+// The four sizes of [B, S, H, D], or of [total, H, D], which is a batch of 1; other shapes are
+// refused with `form`.
+Sizes sizes_of(const Array& a, const char* form);
 // Of [B, S, H, D], or [total, H, D] without a batch.
 attn_strides strides_of(const Array& a, attn_dtype type = ATTN_DTYPE_NONE);
 // The scales of k's or v's rows of `dim` elements of a type that has them, whose array is `of`.

@@ -18,12 +18,8 @@ nb::object merge(const std::vector<std::pair<nb::object, nb::object>>& parts, nb
     Array out = i == 0 ? reader.first(parts[i].first, name + "[0]")
                        : reader.next(parts[i].first, name + "[0]");
     if (i == 0) {
-      const size_t n = out.tensor.ndim();
-      if (n != 3) out.need_shape({-1, -1, -1, -1}, "[B, Sq, Hq, Dv], or packed [total_q, Hq, Dv]");
-      p.batch = n == 3 ? 1 : out.size(0);
-      p.seqlen_q = out.size(n - 3);
-      p.heads_q = out.size(n - 2);
-      p.head_dim_v = out.size(n - 1);
+      const Sizes sizes = sizes_of(out, "[B, Sq, Hq, Dv], or packed [total_q, Hq, Dv]");
+      p.batch = sizes[0], p.seqlen_q = sizes[1], p.heads_q = sizes[2], p.head_dim_v = sizes[3];
       out.need_floats();
       p.part_type = out.type.type;
       p.part_stride = strides_of(out);

@@ -12,12 +12,8 @@ nb::object quantize(nb::handle value, nb::handle dtype, nb::handle scale, nb::ha
   clear(&p);
   Reader reader;
   const Array x = reader.first(value, "x");
-  const size_t n = x.tensor.ndim();
-  if (n != 3) x.need_shape({-1, -1, -1, -1}, "[B, S, H, D], or packed [total, H, D]");
-  p.batch = n == 3 ? 1 : x.size(0);
-  p.seqlen = x.size(n - 3);
-  p.heads = x.size(n - 2);
-  p.head_dim = x.size(n - 1);
+  const Sizes sizes = sizes_of(x, "[B, S, H, D], or packed [total, H, D]");
+  p.batch = sizes[0], p.seqlen = sizes[1], p.heads = sizes[2], p.head_dim = sizes[3];
   x.need_floats();
   p.src_type = x.type.type;
   p.src_stride = strides_of(x);
