@@ -13,8 +13,8 @@ enum {
   attn_gather_lse_threads = 256,
   attn_gather_shared_bytes = 6432,  // that gather_cuda declares
   attn_list_slots_threads = 256,
-  attn_list_slots_rounds = 4,          // visited keys that a thread looks up at once
-  attn_list_slots_shared_bytes = 512,  // that list_slots_cuda declares
+  attn_list_slots_rounds = 8,          // visited keys that a thread looks up at once
+  attn_list_slots_shared_bytes = 768,  // that list_slots_cuda declares
 };
 
 struct attn_gather_tensor {

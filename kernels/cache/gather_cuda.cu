@@ -19,7 +19,9 @@ __device__ Key find_key(const attn_gather_kernarg& a, int b, const Visit* visits
   int i = 0;
   while (i < a.visits.num_segments && j >= visits[i].keys) j -= visits[i++].keys;
   if (i == a.visits.num_segments) return {0, 0, -1, 0};
-  return find_key(a.visits, b, visits[i], i, j);
+  Key key[1];
+  find_keys(a.visits, b, visits[i], i, j, 0, key);
+  return key[0];
 }
 
 // Exact. There is an instruction for it from sm_89 on.

@@ -2,6 +2,7 @@
 // Where the keys are that each query visits (visits.cuh): a row of a block table with pages of one
 // key, for each item and segment, and the number of its keys. So kernels that know nothing of lists
 // read the keys where they are. A block has one item.
+#include "../ptx/grid.h"
 #include "visits.cuh"
 
 using namespace attn;
@@ -9,6 +10,10 @@ using namespace attn::device;
 
 extern "C" __global__ void __launch_bounds__(attn_list_slots_threads)
     list_slots_cuda(const __grid_constant__ attn_list_slots_kernarg a) {
+#if __CUDA_ARCH__ >= 900
+  ptx::grid_let_next_start();
+  ptx::grid_wait();  // before any access to memory
+#endif
   constexpr int warps = attn_list_slots_threads / 32, rounds = attn_list_slots_rounds;
   __shared__ Visit visits[attn_gather_max_segments];
   __shared__ int kept_of_warp[2][rounds * warps];
@@ -23,14 +28,14 @@ extern "C" __global__ void __launch_bounds__(attn_list_slots_threads)
     int* const table = to.table + item * (long long)to.capacity;
     int before = 0;
     for (int j = 0; j < visits[i].keys; j += rounds * attn_list_slots_threads, turn ^= 1) {
+      Key key[rounds];
+      find_keys(a.visits, of.b, visits[i], i, j + int(threadIdx.x), attn_list_slots_threads, key);
       int slot[rounds];
       bool keeps[rounds];
 #pragma unroll
       for (int r = 0; r < rounds; ++r) {
-        const Key key = find_key(a.visits, of.b, visits[i], i,
-                                 j + r * attn_list_slots_threads + int(threadIdx.x));
-        keeps[r] = key.entry >= 0;
-        slot[r] = int(key.entry * to.entry_slots + key.row);
+        keeps[r] = key[r].entry >= 0;
+        slot[r] = int(key[r].entry * to.entry_slots + key[r].row);
       }
       const Kept<warps, rounds> kept(keeps, kept_of_warp[turn]);
 #pragma unroll

@@ -66,29 +66,61 @@ __device__ void find_visits(const attn_visits& a, const Item& item, long long n,
   }
 }
 
-// Visited key j of segment i.
-__device__ Key find_key(const attn_visits& a, int b, const Visit& v, int i, int j) {
-  constexpr Key none{0, 0, -1, 0};
+// Visited keys first, first + step and so on of segment i, whose loads are all on their way at
+// once.
+template <int count>
+__device__ __forceinline__ void find_keys(const attn_visits& a, int b, const Visit& v, int i,
+                                          int first, int step, Key (&keys)[count]) {
   const attn_visited_segment& s = a.segment[i];
-  if (j >= v.keys) return none;
-  long long key = v.begin + j;
+  int within[count];  // of a block of the list
+  long long key[count];
+#pragma unroll
+  for (int n = 0; n < count; ++n) within[n] = 0, key[n] = v.begin + first + n * step;
   if (v.list) {
-    const int entry = s.list_block == 1 ? j : j / s.list_block;
-    key = (long long)v.list[entry] * s.list_block + (j - entry * s.list_block);
-    if (key < v.begin || key >= v.end) return none;
+    int entry[count];
+#pragma unroll
+    for (int n = 0; n < count; ++n) entry[n] = first + n * step;
+    if (s.list_block > 1)
+#pragma unroll
+      for (int n = 0; n < count; ++n) {
+        within[n] = entry[n] % s.list_block;
+        entry[n] /= s.list_block;
+      }
+#pragma unroll
+    for (int n = 0; n < count; ++n)
+      entry[n] = first + n * step < v.keys ? __ldcg(v.list + entry[n]) : -1;
+#pragma unroll
+    for (int n = 0; n < count; ++n) key[n] = entry[n] * (long long)s.list_block + within[n];
   }
-  // Below v.end it has 31 bits, of which a quotient takes a fraction of the time.
-  const auto page_size = unsigned(s.pages.page_size);
-  const auto place = [&] { return (long long)(unsigned(key) % page_size); };
-  if (s.of_pool) return {i, int(key), int(unsigned(key) / page_size), place()};
-  if (s.pages.block_table) {
-    const int page =
-        s.pages.block_table[b * (long long)s.pages.max_pages + unsigned(key) / page_size];
-    if (unsigned(page) >= unsigned(s.pages.num_pages)) return none;
-    return {i, int(key), page, place()};
+  bool there[count];
+#pragma unroll
+  for (int n = 0; n < count; ++n)
+    there[n] = first + n * step < v.keys && key[n] >= v.begin && key[n] < v.end;
+  const bool packed = s.lengths.cu_seqlens;
+  if (s.of_pool || s.pages.block_table) {
+    // Below v.end a key has 31 bits, of which a quotient takes a fraction of the time.
+    const auto page_size = unsigned(s.pages.page_size);
+#pragma unroll
+    for (int n = 0; n < count; ++n) {
+      const unsigned page = unsigned(key[n]) / page_size;
+      keys[n] = {i, int(key[n]), int(page), unsigned(key[n]) - page * page_size};
+    }
+    if (!s.of_pool) {
+      const int* const table = s.pages.block_table + b * (long long)s.pages.max_pages;
+#pragma unroll
+      for (int n = 0; n < count; ++n) keys[n].entry = there[n] ? table[keys[n].entry] : -1;
+    }
+#pragma unroll
+    for (int n = 0; n < count; ++n)
+      there[n] = there[n] && unsigned(keys[n].entry) < unsigned(s.pages.num_pages);
+  } else {
+    const long long begin = packed ? segment_span(s.lengths, b).begin : 0;
+#pragma unroll
+    for (int n = 0; n < count; ++n) keys[n] = {i, int(key[n]), packed ? 0 : b, begin + key[n]};
   }
-  if (s.lengths.cu_seqlens) return {i, int(key), 0, segment_span(s.lengths, b).begin + key};
-  return {i, int(key), b, key};
+#pragma unroll
+  for (int n = 0; n < count; ++n)
+    if (!there[n]) keys[n] = {0, 0, -1, 0};
 }
 
 // The places of what this thread keeps among what the block keeps, of several rounds one after the

@@ -31,6 +31,20 @@ __device__ __forceinline__ Counted count_units(const attn_decode_kernarg& a, int
           __reduce_add_sync(0xffffffff, counted.before)};
 }
 
+// The sum of x over the lanes up to this one.
+__device__ __forceinline__ unsigned units_up_to(unsigned x) {
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const unsigned before = __shfl_up_sync(0xffffffff, x, step);
+    if (int(threadIdx.x % 32) >= step) x += before;
+  }
+  return x;
+}
+// The first lane whose units go beyond unit `unit`; there is one.
+__device__ __forceinline__ int find_lane(unsigned up_to, unsigned unit) {
+  return __ffs(__ballot_sync(0xffffffff, up_to > unit)) - 1;
+}
+
 // What a block has: units [begin, end) of its column, of which the first is unit `unit` of a row
 // tile of sequence b.
 struct Found {
@@ -38,37 +52,42 @@ struct Found {
   unsigned begin, end;
   int b, tile, unit;
 };
-// Of block `row` of a column. By all lanes of a warp.
+// Of block `row` of a column. By all lanes of a warp, each of which counts the units of a run of
+// sequences, so that only those of one run are looked at one by one.
 __device__ __forceinline__ Found find_share(const attn_decode_kernarg& a, int column, int row) {
   const int tiles = a.heads_kv * a.row_tiles, lane = threadIdx.x % 32;
   const int first = (long long)column * tiles / a.columns,
             last = (column + 1ll) * tiles / a.columns;
-  const unsigned all = count_units(a, 0).all;
+  const auto units = [&](int b) { return units_of(segment_span(a.segment[0].lengths, b).length); };
+  const int run = (a.batch + 31) / 32, run_end = min((lane + 1) * run, a.batch);
+  unsigned own = 0;
+#pragma unroll 8
+  for (int b = lane * run; b < run_end; ++b) own += units(b);
+  unsigned up_to = units_up_to(own);
+  const unsigned all = __shfl_sync(0xffffffff, up_to, 31);
   Found found;
   found.share = {all * (last - first), unsigned(a.splits)};
   found.begin = found.share.begin(row), found.end = found.share.begin(row + 1);
   found.tile = first + found.begin / all;
-  found.b = found.unit = 0;
   unsigned before = found.begin % all;  // units up to the wanted one
-#pragma unroll 1
-  for (int b0 = 0; b0 < a.batch; b0 += 32) {
-    const int b = b0 + lane;
-    const unsigned own = b < a.batch ? units_of(segment_span(a.segment[0].lengths, b).length) : 0;
-    unsigned up_to = own;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const unsigned x = __shfl_up_sync(0xffffffff, up_to, step);
-      if (lane >= step) up_to += x;
-    }
-    const unsigned there = __ballot_sync(0xffffffff, up_to > before);
-    if (there) {
-      const int at = __ffs(there) - 1;
-      found.b = b0 + at;
-      found.unit = int(before - __shfl_sync(0xffffffff, up_to - own, at));
+  const int at = find_lane(up_to, before);
+  found.b = at * run;
+  before -= __shfl_sync(0xffffffff, up_to - own, at);
+  while (run > 1) {
+    const int b = found.b + lane;
+    own = b < min((at + 1) * run, a.batch) ? units(b) : 0;
+    up_to = units_up_to(own);
+    const unsigned of_all = __shfl_sync(0xffffffff, up_to, 31);
+    if (before < of_all) {
+      const int there = find_lane(up_to, before);
+      found.b += there;
+      before -= __shfl_sync(0xffffffff, up_to - own, there);
       break;
     }
-    before -= __shfl_sync(0xffffffff, up_to, 31);
+    before -= of_all;
+    found.b += 32;
   }
+  found.unit = int(before);
   return found;
 }
 
@@ -84,10 +103,10 @@ struct Parts {
     return 2 * ((first + number) * a.columns + column) + (number == 0);
   }
   __device__ __forceinline__ float* sums(unsigned slot, int r) const {
-    return a.sums + (slot * (long long)tile_rows + r) * latent_columns;
+    return a.sums + (slot * tile_rows + r) * (long long)latent_columns;
   }
   __device__ __forceinline__ float2* stats(unsigned slot, int r) const {
-    return reinterpret_cast<float2*>(a.stats) + slot * (long long)tile_rows + r;
+    return reinterpret_cast<float2*>(a.stats) + (slot * tile_rows + r);
   }
 };
 

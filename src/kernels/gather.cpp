@@ -224,8 +224,8 @@ bool make_slots(const Problem& p, SlotsShape* shape) {
   return true;
 }
 
-Step slots_step(const Problem& p, const SlotsShape& shape, const std::vector<SlotsPlace>& to,
-                int64_t first, int64_t count, int64_t head) {
+Step slots_step(const Problem& p, const DeviceInfo& device, const SlotsShape& shape,
+                const std::vector<SlotsPlace>& to, int64_t first, int64_t count, int64_t head) {
   attn_list_slots_kernarg a{};
   a.visits = visits(p, first, head);
   for (size_t i = 0; i < shape.segment.size(); ++i)
@@ -233,7 +233,9 @@ Step slots_step(const Problem& p, const SlotsShape& shape, const std::vector<Slo
                     shape.segment[i].entry_slots, int(shape.segment[i].capacity)};
   return {.image = list_slots_image,
           .static_shared_bytes = attn_list_slots_shared_bytes,
-          .launch = {.grid = {uint32_t(count), 1, 1}, .block = {attn_list_slots_threads, 1, 1}},
+          .launch = {.grid = {uint32_t(count), 1, 1},
+                     .block = {attn_list_slots_threads, 1, 1},
+                     .starts_early = device.arch == "sm_90"},
           .arguments = arguments_of<patch_slots>(a)};
 }
 

@@ -49,8 +49,8 @@ struct SlotsPlace {
   size_t table, lengths;
 };
 // Of items `first` to first + count - 1 and K/V head `head`, or all heads.
-Step slots_step(const Problem& problem, const SlotsShape& shape, const std::vector<SlotsPlace>& to,
-                int64_t first, int64_t count, int64_t head);
+Step slots_step(const Problem& problem, const DeviceInfo& device, const SlotsShape& shape,
+                const std::vector<SlotsPlace>& to, int64_t first, int64_t count, int64_t head);
 
 // Where in the workspace copies go, as offsets.
 struct GatherPlace {

@@ -188,15 +188,16 @@ Status merged_recipe(const Problem& p, const DeviceInfo& device, const BlockSize
   a.splits = int(shape.blocks / columns);
   add_launch<variants, i>(p, shape, size.threads, size.shared_bytes, kernarg, recipe);
   if (shape.blocks == columns) return {};
-  // Enough blocks for the device, of not more rows than that takes. A block of a column leaves at
-  // most one row tile to others.
+  // As many blocks as the device has room for at once, of not more rows than that takes. A block of
+  // a column leaves at most one row tile to others.
   const int64_t tile_rows = std::min<int64_t>(rows, mla::tile_rows),
                 merged = tiles * (mla::merges_by_block(p.batch, a.splits) ? a.splits : p.batch);
   attn_decode_kernarg merge = a;
   constexpr int64_t blocks_of_row = mla::latent_columns / mla::merge_columns;
   // Of many parts all warps of a block take some.
   const bool together = a.splits >= mla::merge_warps * p.batch;
-  const int64_t rows_taken = merged * tile_rows * blocks_of_row / (8 * most);
+  const int64_t rows_taken =
+      merged * tile_rows * blocks_of_row / (4 * int64_t{multiprocessors(p, device)});
   merge.rows_taken =
       together ? 1 : int(round_up(std::max<int64_t>(rows_taken, 1), mla::merge_warps));
   recipe->steps.push_back({

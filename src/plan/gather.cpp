@@ -117,7 +117,8 @@ Status attend_to_slots(const Problem& p, const GatherShape& shape, const SlotsSh
 
 }  // namespace
 
-Status compose_lists(const Problem& p, const Machine&, const ChoosePart& choose, Choice* choice) {
+Status compose_lists(const Problem& p, const Machine& machine, const ChoosePart& choose,
+                     Choice* choice) {
   ATTN_TRY(check_gather(p));
   const GatherShape shape = gather_shape(p);
   const int64_t columns = p.head_dim + (shape.own_v ? p.head_dim_v : 0);
@@ -229,7 +230,7 @@ Status compose_lists(const Problem& p, const Machine&, const ChoosePart& choose,
       if (copies)
         to.add(gather_step(p, shape, place, first, count, head), "copies of keys");
       else
-        to.add(slots_step(p, slots, tables, first, count, head), "places of keys");
+        to.add(slots_step(p, *machine.device, slots, tables, first, count, head), "places of keys");
       to.add(RunForward{
           .part = count == most ? attend : attend_rest,
           .keys = keys_of(head),

@@ -308,9 +308,10 @@ TEST_CASE("cubins: the steps of lists_cuda launch what was compiled", "[catalog]
   const GatherShape shape = gather_shape(problem);
   SlotsShape slots;
   REQUIRE(make_slots(problem, &slots));
-  check_steps({gather_step(problem, shape, {}, 0, 2, 0), slots_step(problem, slots, {{}}, 0, 2, 0),
-               gather_lse_step(problem, shape, 0)},
-              exact);
+  check_steps(
+      {gather_step(problem, shape, {}, 0, 2, 0), slots_step(problem, exact, slots, {{}}, 0, 2, 0),
+       gather_lse_step(problem, shape, 0)},
+      exact);
 }
 
 TEST_CASE("cubins: the steps of shards_cuda launch what was compiled", "[catalog]") {
