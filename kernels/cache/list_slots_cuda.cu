@@ -10,15 +10,17 @@ using namespace attn::device;
 
 extern "C" __global__ void __launch_bounds__(attn_list_slots_threads)
     list_slots_cuda(const __grid_constant__ attn_list_slots_kernarg a) {
-#if __CUDA_ARCH__ >= 900
-  ptx::grid_let_next_start();
-  ptx::grid_wait();  // before any access to memory
-#endif
   constexpr int warps = attn_list_slots_threads / 32, rounds = attn_list_slots_rounds;
   __shared__ Visit visits[attn_gather_max_segments];
   __shared__ int kept_of_warp[2][rounds * warps];
   static_assert(sizeof visits + sizeof kept_of_warp == attn_list_slots_shared_bytes);
   const unsigned item = blockIdx.x;
+#if __CUDA_ARCH__ >= 900
+  ptx::grid_let_next_start();
+  if (!a.visits.cu_seqlens_q)
+    prefetch_visits(a.visits, find_item(a.visits, a.visits.first + item), a.visits.first + item);
+  ptx::grid_wait();  // before any other access to memory
+#endif
   const Item of = find_item(a.visits, a.visits.first + item);
   if (threadIdx.x == 0) find_visits(a.visits, of, a.visits.first + item, visits);
   __syncthreads();

@@ -1,6 +1,7 @@
 // The keys that each query visits, one after the other: those of its lists in their order, without
 // those that it does not see, and all that it sees of segments without lists.
 #pragma once
+#include "../ptx/prefetch.h"
 #include "gather_args.h"
 #include "sequences.cuh"
 
@@ -33,6 +34,31 @@ __device__ Item find_item(const attn_visits& a, long long n) {
   return {b, n - span.begin, span.length};
 }
 
+// Of an item, among the lists of a segment.
+__device__ long long list_number(const attn_visits& a, const attn_visited_segment& s,
+                                 const Item& item, long long n) {
+  const int lists = 1 + (a.seqlen_q - 1) / s.list_queries;  // of a sequence
+  const long long row =
+      a.cu_seqlens_q ? n : item.b * (long long)lists + int(item.i) / s.list_queries;
+  return row * s.list_heads + (s.list_heads == 1 ? 0 : a.first_head);
+}
+
+// Asks for what the item visits to be in L2, before it is known that it can be read. Not for packed
+// q, whose items are found by offsets in memory. By all threads of a block.
+__device__ void prefetch_visits(const attn_visits& a, const Item& item, long long n) {
+  constexpr int line = 32;  // numbers of 4 bytes
+  const auto fetch = [](const int* from, long long count) {
+    for (int i = threadIdx.x * line; i < count; i += blockDim.x * line) ptx::prefetch_l2(from + i);
+  };
+  for (int i = 0; i < a.num_segments; ++i) {
+    const attn_visited_segment& s = a.segment[i];
+    if (s.list_size > 0) fetch(s.list + list_number(a, s, item, n) * s.list_size, s.list_size);
+    if (s.pages.block_table && s.pages.max_pages <= 64 * line)
+      fetch(s.pages.block_table + item.b * (long long)s.pages.max_pages, s.pages.max_pages);
+    if (s.lengths.seqlens) fetch(s.lengths.seqlens + item.b, 1);
+  }
+}
+
 __device__ Visit visit(const attn_visits& a, const attn_visited_segment& s, const Item& item,
                        long long n, KeyRange seen) {
   if (item.queries == 0) return {0, 0, 0, nullptr};
@@ -44,9 +70,7 @@ __device__ Visit visit(const attn_visits& a, const attn_visited_segment& s, cons
   }
   v.keys = int(max(v.end - v.begin, 0ll));
   if (s.list_size == 0) return v;
-  const long long lists = (a.seqlen_q + s.list_queries - 1) / s.list_queries;  // of a sequence
-  const long long row = a.cu_seqlens_q ? n : item.b * lists + item.i / s.list_queries;
-  const long long number = row * s.list_heads + (s.list_heads == 1 ? 0 : a.first_head);
+  const long long number = list_number(a, s, item, n);
   v.list = s.list + number * s.list_size;
   v.keys =
       (s.list_lengths ? clamp(s.list_lengths[number], 0, s.list_size) : s.list_size) * s.list_block;

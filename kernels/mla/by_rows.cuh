@@ -671,8 +671,8 @@ __device__ __forceinline__ void by_rows(const attn_decode_kernarg& a) {
     ptx::mbarrier_init(address(&shared.empty[threadIdx.x]), 4 * Shared::warpgroups);
   }
   ptx::mbarrier_init_fence();
+  ptx::grid_let_next_start();
   ptx::grid_wait();
-  ptx::grid_let_next_start();  // it reads lengths as soon as it starts
   if (!find_units(a, shared, warp)) return;
   constexpr bool two = Shared::warpgroups > 1;
   if (warp >= 4 * Shared::warpgroups) {

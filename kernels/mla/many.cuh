@@ -365,8 +365,8 @@ __device__ __forceinline__ void many(const attn_decode_kernarg& a, const decode:
     }
   }
   ptx::mbarrier_init_fence();
+  ptx::grid_let_next_start();
   ptx::grid_wait();
-  ptx::grid_let_next_start();  // it reads lengths as soon as it starts
   if (!find_units(a, shared, warp)) return;
   if (warp < 4) {
     ptx::registers_grow<184>();

@@ -1,9 +1,9 @@
 //# architectures sm_90a
 // Adds up the parts of row tiles that several blocks of mla_*_r64 shared, in a fixed order. Block
-// x, y, z: columns 128 z and on of rows y * rows_taken and on of a row tile of column x % columns:
-// that of sequence x / columns, or (merges_by_block) what block x / columns of the column began and
-// others went on with. A warp has a row; or, if rows_taken is 1, all have one row and each every
-// eighth part of it.
+// x, y, z: rows y * rows_taken and on of a row tile of column x % columns: that of sequence
+// x / columns, or (merges_by_block) what block x / columns of the column began and others went on
+// with. Of these the z-th part of the columns. A warp has a row; or, if rows_taken is 1, all have
+// one row and each every eighth part of it.
 #include "../decode/load.cuh"
 #include "../ptx/grid.h"
 #include "parts.cuh"
@@ -13,7 +13,7 @@ using namespace attn::mla;
 
 // What warps leave that share a row.
 struct MergeShared {
-  float4 sums[merge_warps][merge_columns / 4];
+  float4 sums[merge_warps][shared_merge_columns / 4];
   float sum[merge_warps];
 };
 static_assert(sizeof(MergeShared) == merge_shared_bytes);
@@ -43,102 +43,128 @@ __device__ __forceinline__ Shared find_shared(const attn_decode_kernarg& a, int 
   return {b, keys, {a, share, before, unsigned(units_of(keys))}};
 }
 
-extern "C" __global__ void __launch_bounds__(32 * merge_warps, 4)
-    mla_merge_sm90(const __grid_constant__ attn_decode_kernarg a) {
-  ptx::grid_let_next_start();
-  ptx::grid_begin_concurrent();  // to read lengths
-  const int column = blockIdx.x % a.columns;
-  const Shared of = find_shared(a, column, blockIdx.x / a.columns);
-  const Parts& parts = of.parts;
-  ptx::grid_wait();
-  if (parts.count == 1) return;
-  const Head at = {
-      of.b, column / a.row_tiles, column % a.row_tiles * tile_rows, a.seqlen_q, of.keys, 0};
-  const int used = min(at.seqlen_q * a.group - at.first_row, tile_rows);
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-  const int first_column = merge_columns * blockIdx.z + 4 * lane;
-  const bool together = a.rows_taken == 1;
-  const int first_row = blockIdx.y * a.rows_taken, end = min(first_row + a.rows_taken, used),
-            row_step = together ? 1 : merge_warps;
-  // The warp has parts `first`, first + step and so on.
-  const unsigned first = together ? warp : 0, step = together ? merge_warps : 1;
-  const auto stats = [&](int r, unsigned part) {
-    return r < end && part < parts.count ? __ldcg(parts.stats(parts.slot(part, column), r))
-                                         : make_float2(0, 0);
-  };
-  constexpr int at_once = 4;
-  using Sums = float4[at_once];  // of parts `step` apart, columns first_column and on
-  const auto ask = [&](Sums& x, int r, unsigned part) {
+// A row tile's parts, by all lanes of a warp: in each of `groups` groups of merge_columns a lane
+// has four columns, the first at column 4 * lane of its part of a row.
+// It has parts `first`, first + step and so on.
+template <int columns, unsigned step>
+struct Merge {
+  static constexpr int groups = columns / 128;
+  static constexpr int at_once = step == 1 ? 3 : 8;  // parts
+  const Parts& parts;
+  const int column;  // of blocks
+  const unsigned first;
+  float4 o[groups], x[at_once][groups];
+  float most, sum;
+
+  static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+  __device__ __forceinline__ float2 stats(int r, unsigned part) const {
+    return part < parts.count ? __ldcg(parts.stats(parts.slot(part, column), r))
+                              : make_float2(0, 0);
+  }
+  __device__ __forceinline__ void ask(int r, int first_column, unsigned part) {
 #pragma unroll
     for (int k = 0; k < at_once; ++k, part += step)
-      x[k] = r < end && part < parts.count
-                 ? __ldcg(reinterpret_cast<const float4*>(parts.sums(parts.slot(part, column), r) +
-                                                          first_column))
-                 : float4{0, 0, 0, 0};
-  };
-  // Of warps that are together. Static shared memory would keep all blocks from starting early.
-  extern __shared__ MergeShared shared[];
-  int r = together ? first_row : first_row + warp;
-  Sums ahead;
-  ask(ahead, r, first);
-  float2 own = stats(r, lane);  // of part i0 + lane
-#pragma unroll 1
-  for (; r < end; r += row_step) {
-    float most = own.y == 0 ? -device::infinity() : own.x;
-#pragma unroll 1
-    for (unsigned i = lane + 32; i < parts.count; i += 32) {
-      const float2 other = stats(r, i);
-      if (other.y != 0) most = fmaxf(most, other.x);
+#pragma unroll
+      for (int g = 0; g < groups; ++g)
+        x[k][g] = part < parts.count
+                      ? __ldcg(reinterpret_cast<const float4*>(
+                            parts.sums(parts.slot(part, column), r) + first_column + 128 * g))
+                      : float4{0, 0, 0, 0};
+  }
+  // Leaves o, most and sum.
+  __device__ __forceinline__ void run(int r, int first_column) {
+    float2 own = stats(r, first + lane() * step);  // of the warp's parts
+    ask(r, first_column, first);
+    most = own.y == 0 ? -device::infinity() : own.x;
+    // Of all other parts.
+#pragma unroll(step == 1 ? 1 : 4)
+    for (unsigned i = lane() + (step == 1 ? 32 : 0); i < parts.count; i += 32) {
+      const float2 of = stats(r, i);
+      if (of.y != 0) most = fmaxf(most, of.x);
     }
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2)
       most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, distance));
-    const float2 of_next_row = stats(r + row_step, lane);
-    float sum = 0;
-    float4 o = {0, 0, 0, 0};
+    sum = 0;
+#pragma unroll
+    for (int g = 0; g < groups; ++g) o[g] = {0, 0, 0, 0};
 #pragma unroll 1
-    for (unsigned i0 = 0; i0 < parts.count; i0 += 32) {
-      if (i0 > 0) own = stats(r, i0 + lane);
+    for (unsigned i0 = first; i0 < parts.count; i0 += 32 * step) {
+      if (i0 > first) own = stats(r, i0 + lane() * step);
       // -1: does not count. Parts of nothing but NaN, which maxima pass over, count as they are.
-      const float own_factor = own.y == 0                    ? -1
-                               : most == -device::infinity() ? 1
-                                                             : ptx::ex2(own.x - most);
+      const float factor = own.y == 0                    ? -1
+                           : most == -device::infinity() ? 1
+                                                         : ptx::ex2(own.x - most);
 #pragma unroll 1
-      for (unsigned i = i0 + first; i < min(i0 + 32, parts.count); i += at_once * step) {
-        Sums x;
-#pragma unroll
-        for (int k = 0; k < at_once; ++k) x[k] = ahead[k];
-        const unsigned next = i + at_once * step;
-        const bool row_ends = next >= parts.count;
-        ask(ahead, row_ends ? r + row_step : r, row_ends ? first : next);
-#pragma unroll
-        for (int k = 0; k < at_once; ++k) {
-          const unsigned part = i + k * step;
-          const float factor = __shfl_sync(0xffffffff, own_factor, part % 32),
-                      weight = __shfl_sync(0xffffffff, own.y, part % 32);
-          if (part >= parts.count || factor < 0) continue;
-          sum = fmaf(weight, factor, sum);
-          o.x = fmaf(x[k].x, factor, o.x), o.y = fmaf(x[k].y, factor, o.y);
-          o.z = fmaf(x[k].z, factor, o.z), o.w = fmaf(x[k].w, factor, o.w);
-        }
+      for (int j = 0; j < 32 && i0 + j * step < parts.count; j += at_once) {
+        if (i0 + j > first) ask(r, first_column, i0 + j * step);
+        add(j, factor, own.y);
       }
     }
-    own = of_next_row;
-    if (together) {
-      shared->sums[warp][lane] = o;
-      if (lane == 0) shared->sum[warp] = sum;
-      __syncthreads();
-      if (warp != 0) return;
+  }
+  // The parts that were asked for, of which lanes j and on have factors and weights.
+  __device__ __forceinline__ void add(int j, float factor_of_lane, float weight_of_lane) {
 #pragma unroll
-      for (int w = 1; w < merge_warps; ++w) {
-        const float4 x = shared->sums[w][lane];
-        o.x += x.x, o.y += x.y, o.z += x.z, o.w += x.w;
-        sum += shared->sum[w];
+    for (int k = 0; k < at_once; ++k) {
+      const float factor = __shfl_sync(0xffffffff, factor_of_lane, j + k),
+                  weight = __shfl_sync(0xffffffff, weight_of_lane, j + k);
+      if (factor < 0) continue;
+      sum = fmaf(weight, factor, sum);
+#pragma unroll
+      for (int g = 0; g < groups; ++g) {
+        o[g].x = fmaf(x[k][g].x, factor, o[g].x), o[g].y = fmaf(x[k][g].y, factor, o[g].y);
+        o[g].z = fmaf(x[k][g].z, factor, o[g].z), o[g].w = fmaf(x[k][g].w, factor, o[g].w);
       }
     }
-    const OutRow out(a, at, r, make_float2(most, sum));
-    out.store_pair(first_column, o.x, o.y);
-    out.store_pair(first_column + 2, o.z, o.w);
+  }
+  __device__ __forceinline__ void store(const OutRow& out, int first_column) const {
+#pragma unroll
+    for (int g = 0; g < groups; ++g) {
+      out.store_pair(first_column + 128 * g, o[g].x, o[g].y);
+      out.store_pair(first_column + 128 * g + 2, o[g].z, o[g].w);
+    }
     if (first_column == 0) out.store_lse();
   }
+};
+
+extern "C" __global__ void __launch_bounds__(32 * merge_warps, 4)
+    mla_merge_sm90(const __grid_constant__ attn_decode_kernarg a) {
+  ptx::grid_let_next_start();
+  ptx::grid_wait();
+  const int column = blockIdx.x % a.columns;
+  const Shared of = find_shared(a, column, blockIdx.x / a.columns);
+  const Parts& parts = of.parts;
+  if (parts.count == 1) return;
+  const int tile = column % a.row_tiles;
+  const Head at = {of.b, column / a.row_tiles, tile * tile_rows, a.seqlen_q, of.keys, 0};
+  const int used = min(at.seqlen_q * a.group - at.first_row, tile_rows);
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  const int first_row = blockIdx.y * a.rows_taken, end = min(first_row + a.rows_taken, used);
+  if (a.rows_taken > 1) {
+    const int first_column = merge_columns * blockIdx.z + 4 * lane;
+#pragma unroll 1
+    for (int r = first_row + warp; r < end; r += merge_warps) {
+      Merge<merge_columns, 1> merge{parts, column, 0};
+      merge.run(r, first_column);
+      merge.store(OutRow(a, at, r, make_float2(merge.most, merge.sum)), first_column);
+    }
+    return;
+  }
+  // Static shared memory would keep all blocks from starting early.
+  extern __shared__ MergeShared shared[];
+  if (first_row >= end) return;
+  const int first_column = shared_merge_columns * blockIdx.z + 4 * lane;
+  Merge<shared_merge_columns, merge_warps> merge{parts, column, unsigned(warp)};
+  merge.run(first_row, first_column);
+  shared->sums[warp][lane] = merge.o[0];
+  if (lane == 0) shared->sum[warp] = merge.sum;
+  __syncthreads();
+  if (warp != 0) return;
+#pragma unroll
+  for (int w = 1; w < merge_warps; ++w) {
+    const float4 x = shared->sums[w][lane];
+    merge.o[0].x += x.x, merge.o[0].y += x.y, merge.o[0].z += x.z, merge.o[0].w += x.w;
+    merge.sum += shared->sum[w];
+  }
+  merge.store(OutRow(a, at, first_row, make_float2(merge.most, merge.sum)), first_column);
 }

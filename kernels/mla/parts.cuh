@@ -15,15 +15,28 @@ using decode::Head, decode::Row, decode::Share, decode::unit_keys, device::Span;
 __device__ __forceinline__ int units_of(int keys) {
   return max((keys + unit_keys - 1) / unit_keys, 1);
 }
+// Of a lane's run of sequences. Its loops are not unrolled: a run is read line by line, and where
+// few wait for a kernel's first result, its instructions take longer to load than to execute.
+struct Run {
+  int begin, end;
+  __device__ __forceinline__ explicit Run(int batch) {
+    const int length = (batch + 31) / 32, lane = threadIdx.x % 32;
+    begin = min(lane * length, batch), end = min(begin + length, batch);
+  }
+};
+__device__ __forceinline__ unsigned units_of_sequence(const attn_decode_kernarg& a, int b) {
+  return units_of(segment_span(a.segment[0].lengths, b).length);
+}
 // Of all sequences and of those before b. By all lanes of a warp.
 struct Counted {
   unsigned all, before;
 };
 __device__ __forceinline__ Counted count_units(const attn_decode_kernarg& a, int b) {
   Counted counted = {0, 0};
-#pragma unroll 4
-  for (int i = threadIdx.x % 32; i < a.batch; i += 32) {
-    const unsigned units = units_of(segment_span(a.segment[0].lengths, i).length);
+  const Run run(a.batch);
+#pragma unroll 1
+  for (int i = run.begin; i < run.end; ++i) {
+    const unsigned units = units_of_sequence(a, i);
     counted.all += units;
     if (i < b) counted.before += units;
   }
@@ -55,14 +68,12 @@ struct Found {
 // Of block `row` of a column. By all lanes of a warp, each of which counts the units of a run of
 // sequences, so that only those of one run are looked at one by one.
 __device__ __forceinline__ Found find_share(const attn_decode_kernarg& a, int column, int row) {
-  const int tiles = a.heads_kv * a.row_tiles, lane = threadIdx.x % 32;
-  const int first = (long long)column * tiles / a.columns,
-            last = (column + 1ll) * tiles / a.columns;
-  const auto units = [&](int b) { return units_of(segment_span(a.segment[0].lengths, b).length); };
-  const int run = (a.batch + 31) / 32, run_end = min((lane + 1) * run, a.batch);
+  const unsigned tiles = a.heads_kv * a.row_tiles, lane = threadIdx.x % 32;
+  const unsigned first = column * tiles / a.columns, last = (column + 1) * tiles / a.columns;
+  const Run run(a.batch);
   unsigned own = 0;
-#pragma unroll 8
-  for (int b = lane * run; b < run_end; ++b) own += units(b);
+#pragma unroll 1
+  for (int b = run.begin; b < run.end; ++b) own += units_of_sequence(a, b);
   unsigned up_to = units_up_to(own);
   const unsigned all = __shfl_sync(0xffffffff, up_to, 31);
   Found found;
@@ -71,11 +82,11 @@ __device__ __forceinline__ Found find_share(const attn_decode_kernarg& a, int co
   found.tile = first + found.begin / all;
   unsigned before = found.begin % all;  // units up to the wanted one
   const int at = find_lane(up_to, before);
-  found.b = at * run;
+  found.b = __shfl_sync(0xffffffff, run.begin, at);
   before -= __shfl_sync(0xffffffff, up_to - own, at);
-  while (run > 1) {
+  for (const int end = __shfl_sync(0xffffffff, run.end, at);;) {
     const int b = found.b + lane;
-    own = b < min((at + 1) * run, a.batch) ? units(b) : 0;
+    own = b < end ? units_of_sequence(a, b) : 0;
     up_to = units_up_to(own);
     const unsigned of_all = __shfl_sync(0xffffffff, up_to, 31);
     if (before < of_all) {
@@ -102,8 +113,9 @@ struct Parts {
   __device__ __forceinline__ unsigned slot(unsigned number, int column) const {
     return 2 * ((first + number) * a.columns + column) + (number == 0);
   }
+  // Slots are at most two for each block, so places have 32 bits.
   __device__ __forceinline__ float* sums(unsigned slot, int r) const {
-    return a.sums + (slot * tile_rows + r) * (long long)latent_columns;
+    return a.sums + (slot * tile_rows + r) * latent_columns;
   }
   __device__ __forceinline__ float2* stats(unsigned slot, int r) const {
     return reinterpret_cast<float2*>(a.stats) + (slot * tile_rows + r);

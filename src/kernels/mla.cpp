@@ -193,17 +193,19 @@ Status merged_recipe(const Problem& p, const DeviceInfo& device, const BlockSize
   const int64_t tile_rows = std::min<int64_t>(rows, mla::tile_rows),
                 merged = tiles * (mla::merges_by_block(p.batch, a.splits) ? a.splits : p.batch);
   attn_decode_kernarg merge = a;
-  constexpr int64_t blocks_of_row = mla::latent_columns / mla::merge_columns;
   // Of many parts all warps of a block take some.
   const bool together = a.splits >= mla::merge_warps * p.batch;
-  const int64_t rows_taken =
-      merged * tile_rows * blocks_of_row / (4 * int64_t{multiprocessors(p, device)});
-  merge.rows_taken =
-      together ? 1 : int(round_up(std::max<int64_t>(rows_taken, 1), mla::merge_warps));
+  const int64_t of_row =
+      mla::latent_columns / (together ? mla::shared_merge_columns : mla::merge_columns);
+  const int64_t most_blocks = 4 * int64_t{multiprocessors(p, device)};
+  merge.rows_taken = together ? 1
+                              : int(round_up(ceil_div(merged * tile_rows * of_row, most_blocks),
+                                             int64_t{mla::merge_warps}));
   recipe->steps.push_back({
       .image = merge_image,
       .launch = {.grid = {uint32_t(merged),
-                          uint32_t(ceil_div(tile_rows, int64_t{merge.rows_taken})), blocks_of_row},
+                          uint32_t(ceil_div(tile_rows, int64_t{merge.rows_taken})),
+                          uint32_t(of_row)},
                  .block = {32 * mla::merge_warps, 1, 1},
                  .shared_bytes = together ? uint32_t(mla::merge_shared_bytes) : 0,
                  .starts_early = true},
