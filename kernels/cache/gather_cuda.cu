@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(attn_gather_threads)
   const unsigned item = blockIdx.x / a.parts, part = blockIdx.x % a.parts;
   const int warp = threadIdx.x / 32;
   const Item of = find_item(a.visits, a.visits.first + item);
-  if (threadIdx.x == 0) find_visits(a.visits, of, a.visits.first + item, visits);
+  if (threadIdx.x < 32) find_visits(a.visits, of, a.visits.first + item, visits);
   __syncthreads();
 
   const int first = int(part) * attn_gather_threads;

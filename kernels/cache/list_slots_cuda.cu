@@ -15,14 +15,17 @@ extern "C" __global__ void __launch_bounds__(attn_list_slots_threads)
   __shared__ int kept_of_warp[2][rounds * warps];
   static_assert(sizeof visits + sizeof kept_of_warp == attn_list_slots_shared_bytes);
   const unsigned item = blockIdx.x;
+  const long long number = a.visits.first + item;
+  const bool in_memory = items_in_memory(a.visits);
+  Item of{};
+  if (!in_memory) of = find_padded_item(a.visits, number);
 #if __CUDA_ARCH__ >= 900
   ptx::grid_let_next_start();
-  if (!a.visits.cu_seqlens_q)
-    prefetch_visits(a.visits, find_item(a.visits, a.visits.first + item), a.visits.first + item);
+  if (!in_memory) prefetch_visits(a.visits, of, number);
   ptx::grid_wait();  // before any other access to memory
 #endif
-  const Item of = find_item(a.visits, a.visits.first + item);
-  if (threadIdx.x == 0) find_visits(a.visits, of, a.visits.first + item, visits);
+  if (in_memory) of = find_packed_item(a.visits, number);
+  if (threadIdx.x < 32) find_visits(a.visits, of, number, visits);
   __syncthreads();
   int turn = 0;
   for (int i = 0; i < a.visits.num_segments; ++i) {

@@ -24,14 +24,23 @@ struct Item {
   long long i, queries;
 };
 
-__device__ Item find_item(const attn_visits& a, long long n) {
+// Of packed q, whose items are found by offsets in memory.
+__device__ __forceinline__ bool items_in_memory(const attn_visits& a) {
+  return a.cu_seqlens_q && !a.by_sequence;
+}
+__device__ __forceinline__ Item find_padded_item(const attn_visits& a, long long n) {
   if (a.by_sequence) return {int(n), 0, 1};
-  if (!a.cu_seqlens_q) return {int(n / a.seqlen_q), n % a.seqlen_q, a.seqlen_q};
+  return {int(n / a.seqlen_q), n % a.seqlen_q, a.seqlen_q};
+}
+__device__ __forceinline__ Item find_packed_item(const attn_visits& a, long long n) {
   const int b = find_sequence(a.cu_seqlens_q + 1, a.batch, n);
   if (b == a.batch) return {0, 0, 0};
   const Span span = packed_span(a.cu_seqlens_q, b, a.total_q, a.seqlen_q);
   if (n < span.begin || n - span.begin >= span.length) return {0, 0, 0};
   return {b, n - span.begin, span.length};
+}
+__device__ __forceinline__ Item find_item(const attn_visits& a, long long n) {
+  return items_in_memory(a) ? find_packed_item(a, n) : find_padded_item(a, n);
 }
 
 // Of an item, among the lists of a segment.
@@ -43,8 +52,8 @@ __device__ long long list_number(const attn_visits& a, const attn_visited_segmen
   return row * s.list_heads + (s.list_heads == 1 ? 0 : a.first_head);
 }
 
-// Asks for what the item visits to be in L2, before it is known that it can be read. Not for packed
-// q, whose items are found by offsets in memory. By all threads of a block.
+// Asks for what the item visits to be in L2, before it is known that it can be read. By all threads
+// of a block.
 __device__ void prefetch_visits(const attn_visits& a, const Item& item, long long n) {
   constexpr int line = 32;  // numbers of 4 bytes
   const auto fetch = [](const int* from, long long count) {
@@ -59,10 +68,11 @@ __device__ void prefetch_visits(const attn_visits& a, const Item& item, long lon
   }
 }
 
+// What an item visits of a segment with this many keys.
 __device__ Visit visit(const attn_visits& a, const attn_visited_segment& s, const Item& item,
-                       long long n, KeyRange seen) {
+                       long long n, int keys, KeyRange seen) {
   if (item.queries == 0) return {0, 0, 0, nullptr};
-  Visit v{0, 0, segment_span(s.lengths, item.b).length, nullptr};
+  Visit v{0, 0, keys, nullptr};
   if (s.of_pool) v.end = (long long)s.pages.num_pages * s.pages.page_size;
   if (!a.by_sequence && !s.no_positions) {
     v.begin = max(v.begin, seen.begin);
@@ -77,33 +87,47 @@ __device__ Visit visit(const attn_visits& a, const attn_visited_segment& s, cons
   return v;
 }
 
-// What the item visits of each segment.
+// What the item visits of each segment. By all lanes of a warp: a lane has a segment.
 __device__ void find_visits(const attn_visits& a, const Item& item, long long n, Visit* visits) {
-  long long all = 0, before = 0;
-  for (int i = 0; i < a.num_segments; ++i)
-    if (!a.segment[i].no_positions) all += segment_span(a.segment[i].lengths, item.b).length;
-  const KeyRange seen = a.mask.keys(item.i, item.queries, all);
-  for (int i = 0; i < a.num_segments; ++i) {
-    const attn_visited_segment& s = a.segment[i];
-    visits[i] = visit(a, s, item, n, {seen.begin - before, seen.end - before});
-    if (!s.no_positions) before += segment_span(s.lengths, item.b).length;
+  const int lane = threadIdx.x % 32, i = min(lane, a.num_segments - 1);
+  const attn_visited_segment& s = a.segment[i];
+  const int keys = segment_span(s.lengths, item.b).length;
+  // Of the segments whose keys have positions, up to the lane's.
+  const long long own = lane < a.num_segments && !s.no_positions ? keys : 0;
+  long long up_to = own;
+#pragma unroll
+  for (int step = 1; step < attn_gather_max_segments; step *= 2) {
+    const long long before = __shfl_up_sync(0xffffffff, up_to, step);
+    if (lane >= step) up_to += before;
   }
+  const long long all = __shfl_sync(0xffffffff, up_to, attn_gather_max_segments - 1),
+                  before = up_to - own;
+  const KeyRange seen = a.mask.keys(item.i, item.queries, all);
+  if (lane < a.num_segments)
+    visits[lane] = visit(a, s, item, n, keys, {seen.begin - before, seen.end - before});
 }
 
-// Visited keys first, first + step and so on of segment i, whose loads are all on their way at
-// once.
+// Of `count` visited keys of a segment, first, first + step and so on, where in the sequence they
+// are, and whether the item sees a key there. All are loaded at once.
 template <int count>
-__device__ __forceinline__ void find_keys(const attn_visits& a, int b, const Visit& v, int i,
-                                          int first, int step, Key (&keys)[count]) {
-  const attn_visited_segment& s = a.segment[i];
-  int within[count];  // of a block of the list
+struct Positions {
   long long key[count];
+  bool there[count];
+
+  __device__ __forceinline__ Positions(const attn_visited_segment& s, const Visit& v, int first,
+                                       int step) {
 #pragma unroll
-  for (int n = 0; n < count; ++n) within[n] = 0, key[n] = v.begin + first + n * step;
-  if (v.list) {
-    int entry[count];
+    for (int n = 0; n < count; ++n) key[n] = v.begin + first + n * step;
+    if (v.list) read_list(s, v, first, step);
 #pragma unroll
-    for (int n = 0; n < count; ++n) entry[n] = first + n * step;
+    for (int n = 0; n < count; ++n)
+      there[n] = first + n * step < v.keys && key[n] >= v.begin && key[n] < v.end;
+  }
+  __device__ __forceinline__ void read_list(const attn_visited_segment& s, const Visit& v,
+                                            int first, int step) {
+    int entry[count], within[count];  // of the list, of its block of keys
+#pragma unroll
+    for (int n = 0; n < count; ++n) entry[n] = first + n * step, within[n] = 0;
     if (s.list_block > 1)
 #pragma unroll
       for (int n = 0; n < count; ++n) {
@@ -116,35 +140,40 @@ __device__ __forceinline__ void find_keys(const attn_visits& a, int b, const Vis
 #pragma unroll
     for (int n = 0; n < count; ++n) key[n] = entry[n] * (long long)s.list_block + within[n];
   }
-  bool there[count];
-#pragma unroll
-  for (int n = 0; n < count; ++n)
-    there[n] = first + n * step < v.keys && key[n] >= v.begin && key[n] < v.end;
-  const bool packed = s.lengths.cu_seqlens;
+};
+
+// Visited keys first, first + step and so on of segment i.
+template <int count>
+__device__ __forceinline__ void find_keys(const attn_visits& a, int b, const Visit& v, int i,
+                                          int first, int step, Key (&keys)[count]) {
+  const attn_visited_segment& s = a.segment[i];
+  Positions<count> at(s, v, first, step);
   if (s.of_pool || s.pages.block_table) {
     // Below v.end a key has 31 bits, of which a quotient takes a fraction of the time.
     const auto page_size = unsigned(s.pages.page_size);
+    int page[count];
 #pragma unroll
     for (int n = 0; n < count; ++n) {
-      const unsigned page = unsigned(key[n]) / page_size;
-      keys[n] = {i, int(key[n]), int(page), unsigned(key[n]) - page * page_size};
+      page[n] = int(unsigned(at.key[n]) / page_size);
+      keys[n] = {i, int(at.key[n]), page[n], unsigned(at.key[n]) - page[n] * page_size};
     }
-    if (!s.of_pool) {
-      const int* const table = s.pages.block_table + b * (long long)s.pages.max_pages;
-#pragma unroll
-      for (int n = 0; n < count; ++n) keys[n].entry = there[n] ? table[keys[n].entry] : -1;
-    }
+    const int* const table = s.pages.block_table + b * (long long)s.pages.max_pages;
 #pragma unroll
     for (int n = 0; n < count; ++n)
-      there[n] = there[n] && unsigned(keys[n].entry) < unsigned(s.pages.num_pages);
+      if (!s.of_pool) keys[n].entry = at.there[n] ? table[page[n]] : -1;
+#pragma unroll
+    for (int n = 0; n < count; ++n)
+      at.there[n] = at.there[n] && unsigned(keys[n].entry) < unsigned(s.pages.num_pages);
   } else {
+    const bool packed = s.lengths.cu_seqlens;
     const long long begin = packed ? segment_span(s.lengths, b).begin : 0;
 #pragma unroll
-    for (int n = 0; n < count; ++n) keys[n] = {i, int(key[n]), packed ? 0 : b, begin + key[n]};
+    for (int n = 0; n < count; ++n)
+      keys[n] = {i, int(at.key[n]), packed ? 0 : b, begin + at.key[n]};
   }
 #pragma unroll
   for (int n = 0; n < count; ++n)
-    if (!there[n]) keys[n] = {0, 0, -1, 0};
+    if (!at.there[n]) keys[n] = {0, 0, -1, 0};
 }
 
 // The places of what this thread keeps among what the block keeps, of several rounds one after the

@@ -23,29 +23,22 @@ struct Shared {
   int b, keys;
   Parts parts;
 };
-__device__ __forceinline__ Shared find_shared(const attn_decode_kernarg& a, int column,
-                                              int number) {
-  int b = number;
-  unsigned before;
-  Share share;
-  if (!merges_by_block(a.batch, a.splits)) {
-    const Counted units = count_units(a, b);
-    share = {units.all, unsigned(a.splits)};
-    before = units.before;
-  } else {
-    const Found next = find_share(a, column, number + 1);
-    share = next.share;
-    before = next.begin - next.unit;
-    b = next.b;
-    if (next.unit == 0 || share.block_of(before) != number) return {b, 0, {a, share, before, 1}};
-  }
+__device__ __forceinline__ Shared of_sequence(const attn_decode_kernarg& a, int b) {
+  const Counted units = count_units(a, b);
   const int keys = segment_span(a.segment[0].lengths, b).length;
-  return {b, keys, {a, share, before, unsigned(units_of(keys))}};
+  return {b, keys, {a, {units.all, unsigned(a.splits)}, units.before, unsigned(units_of(keys))}};
+}
+// What block `number` of a column began and the next one went on with.
+__device__ __forceinline__ Shared of_block(const attn_decode_kernarg& a, int column, int number) {
+  const Found next = find_share(a, column, number + 1);
+  const unsigned before = next.begin - next.unit;
+  const int keys = segment_span(a.segment[0].lengths, next.b).length;
+  const bool began = next.unit > 0 && next.share.block_of(before) == number;
+  return {next.b, keys, {a, next.share, before, began ? units_of(keys) : 1u}};
 }
 
-// A row tile's parts, by all lanes of a warp: in each of `groups` groups of merge_columns a lane
-// has four columns, the first at column 4 * lane of its part of a row.
-// It has parts `first`, first + step and so on.
+// Of a row's parts `first`, first + step and so on, by all lanes of a warp: a lane has four columns
+// of each 128.
 template <int columns, unsigned step>
 struct Merge {
   static constexpr int groups = columns / 128;
@@ -73,49 +66,45 @@ struct Merge {
   }
   // Leaves o, most and sum.
   __device__ __forceinline__ void run(int r, int first_column) {
-    float2 own = stats(r, first + lane() * step);  // of the warp's parts
-    ask(r, first_column, first);
-    most = own.y == 0 ? -device::infinity() : own.x;
-    // Of all other parts.
+    sum = 0;
+#pragma unroll
+    for (int g = 0; g < groups; ++g) o[g] = {0, 0, 0, 0};
+#pragma unroll 1
+    for (unsigned i = first; i < parts.count; i += at_once * step) {
+      ask(r, first_column, i);
+      // Of part i + lane * step.
+      const float2 own = lane() < at_once ? stats(r, i + lane() * step) : make_float2(0, 0);
+      if (i == first) most = find_most(r);
+      // -1: does not count. Parts of nothing but NaN, which maxima pass over, count as they are.
+      const float own_factor = own.y == 0                    ? -1
+                               : most == -device::infinity() ? 1
+                                                             : ptx::ex2(own.x - most);
+#pragma unroll
+      for (int k = 0; k < at_once; ++k) {
+        const float factor = __shfl_sync(0xffffffff, own_factor, k),
+                    weight = __shfl_sync(0xffffffff, own.y, k);
+        if (factor < 0) continue;
+        sum = fmaf(weight, factor, sum);
+#pragma unroll
+        for (int g = 0; g < groups; ++g) {
+          o[g].x = fmaf(x[k][g].x, factor, o[g].x), o[g].y = fmaf(x[k][g].y, factor, o[g].y);
+          o[g].z = fmaf(x[k][g].z, factor, o[g].z), o[g].w = fmaf(x[k][g].w, factor, o[g].w);
+        }
+      }
+    }
+  }
+  // The largest reference of all parts.
+  __device__ __forceinline__ float find_most(int r) const {
+    float most = -device::infinity();
 #pragma unroll(step == 1 ? 1 : 4)
-    for (unsigned i = lane() + (step == 1 ? 32 : 0); i < parts.count; i += 32) {
+    for (unsigned i = lane(); i < parts.count; i += 32) {
       const float2 of = stats(r, i);
       if (of.y != 0) most = fmaxf(most, of.x);
     }
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2)
       most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, distance));
-    sum = 0;
-#pragma unroll
-    for (int g = 0; g < groups; ++g) o[g] = {0, 0, 0, 0};
-#pragma unroll 1
-    for (unsigned i0 = first; i0 < parts.count; i0 += 32 * step) {
-      if (i0 > first) own = stats(r, i0 + lane() * step);
-      // -1: does not count. Parts of nothing but NaN, which maxima pass over, count as they are.
-      const float factor = own.y == 0                    ? -1
-                           : most == -device::infinity() ? 1
-                                                         : ptx::ex2(own.x - most);
-#pragma unroll 1
-      for (int j = 0; j < 32 && i0 + j * step < parts.count; j += at_once) {
-        if (i0 + j > first) ask(r, first_column, i0 + j * step);
-        add(j, factor, own.y);
-      }
-    }
-  }
-  // The parts that were asked for, of which lanes j and on have factors and weights.
-  __device__ __forceinline__ void add(int j, float factor_of_lane, float weight_of_lane) {
-#pragma unroll
-    for (int k = 0; k < at_once; ++k) {
-      const float factor = __shfl_sync(0xffffffff, factor_of_lane, j + k),
-                  weight = __shfl_sync(0xffffffff, weight_of_lane, j + k);
-      if (factor < 0) continue;
-      sum = fmaf(weight, factor, sum);
-#pragma unroll
-      for (int g = 0; g < groups; ++g) {
-        o[g].x = fmaf(x[k][g].x, factor, o[g].x), o[g].y = fmaf(x[k][g].y, factor, o[g].y);
-        o[g].z = fmaf(x[k][g].z, factor, o[g].z), o[g].w = fmaf(x[k][g].w, factor, o[g].w);
-      }
-    }
+    return most;
   }
   __device__ __forceinline__ void store(const OutRow& out, int first_column) const {
 #pragma unroll
@@ -127,44 +116,77 @@ struct Merge {
   }
 };
 
+// A block's part of the grid.
+struct Block {
+  int column, number;  // of blocks of mla_*; in the column a sequence or a block
+  int warp, lane;
+  __device__ __forceinline__ explicit Block(const attn_decode_kernarg& a)
+      : column(blockIdx.x % a.columns),
+        number(blockIdx.x / a.columns),
+        warp(__shfl_sync(0xffffffff, threadIdx.x / 32, 0)),
+        lane(threadIdx.x % 32) {}
+};
+__device__ __forceinline__ Head head_of(const attn_decode_kernarg& a, const Shared& of,
+                                        int column) {
+  const int tile = column % a.row_tiles;
+  return {of.b, column / a.row_tiles, tile * tile_rows, a.seqlen_q, of.keys, 0};
+}
+__device__ __forceinline__ int used_rows(const attn_decode_kernarg& a, const Head& at) {
+  return min(at.seqlen_q * a.group - at.first_row, tile_rows);
+}
+
+// A warp has a row.
+__device__ __forceinline__ void merge_rows(const attn_decode_kernarg& a, const Block& block,
+                                           const Shared& of) {
+  if (of.parts.count == 1) return;
+  const Head at = head_of(a, of, block.column);
+  const int first_row = blockIdx.y * a.rows_taken,
+            end = min(first_row + a.rows_taken, used_rows(a, at)),
+            first_column = merge_columns * blockIdx.z + 4 * block.lane;
+#pragma unroll 1
+  for (int r = first_row + block.warp; r < end; r += merge_warps) {
+    Merge<merge_columns, 1> merge{of.parts, block.column, 0};
+    merge.run(r, first_column);
+    merge.store(OutRow(a, at, r, make_float2(merge.most, merge.sum)), first_column);
+  }
+}
+
+// All warps have row y, and each every eighth part of it.
+__device__ __forceinline__ void merge_together(const attn_decode_kernarg& a, const Block& block) {
+  const Shared of = of_sequence(a, block.number);
+  if (of.parts.count == 1) return;
+  const Head at = head_of(a, of, block.column);
+  const int r = blockIdx.y;
+  if (r >= used_rows(a, at)) return;
+  const int first_column = shared_merge_columns * blockIdx.z + 4 * block.lane;
+  Merge<shared_merge_columns, merge_warps> merge{of.parts, block.column, unsigned(block.warp)};
+  merge.run(r, first_column);
+  // Static shared memory would keep all blocks from starting early.
+  extern __shared__ MergeShared shared[];
+  shared->sums[block.warp][block.lane] = merge.o[0];
+  if (block.lane == 0) shared->sum[block.warp] = merge.sum;
+  __syncthreads();
+  if (block.warp != 0) return;
+#pragma unroll
+  for (int w = 1; w < merge_warps; ++w) {
+    const float4 x = shared->sums[w][block.lane];
+    merge.o[0].x += x.x, merge.o[0].y += x.y, merge.o[0].z += x.z, merge.o[0].w += x.w;
+    merge.sum += shared->sum[w];
+  }
+  merge.store(OutRow(a, at, r, make_float2(merge.most, merge.sum)), first_column);
+}
+
+// Each of the three ways is a piece of code of its own: to load instructions that follow each other
+// takes less time, and few others hide it.
 extern "C" __global__ void __launch_bounds__(32 * merge_warps, 4)
     mla_merge_sm90(const __grid_constant__ attn_decode_kernarg a) {
   ptx::grid_let_next_start();
   ptx::grid_wait();
-  const int column = blockIdx.x % a.columns;
-  const Shared of = find_shared(a, column, blockIdx.x / a.columns);
-  const Parts& parts = of.parts;
-  if (parts.count == 1) return;
-  const int tile = column % a.row_tiles;
-  const Head at = {of.b, column / a.row_tiles, tile * tile_rows, a.seqlen_q, of.keys, 0};
-  const int used = min(at.seqlen_q * a.group - at.first_row, tile_rows);
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-  const int first_row = blockIdx.y * a.rows_taken, end = min(first_row + a.rows_taken, used);
-  if (a.rows_taken > 1) {
-    const int first_column = merge_columns * blockIdx.z + 4 * lane;
-#pragma unroll 1
-    for (int r = first_row + warp; r < end; r += merge_warps) {
-      Merge<merge_columns, 1> merge{parts, column, 0};
-      merge.run(r, first_column);
-      merge.store(OutRow(a, at, r, make_float2(merge.most, merge.sum)), first_column);
-    }
-    return;
-  }
-  // Static shared memory would keep all blocks from starting early.
-  extern __shared__ MergeShared shared[];
-  if (first_row >= end) return;
-  const int first_column = shared_merge_columns * blockIdx.z + 4 * lane;
-  Merge<shared_merge_columns, merge_warps> merge{parts, column, unsigned(warp)};
-  merge.run(first_row, first_column);
-  shared->sums[warp][lane] = merge.o[0];
-  if (lane == 0) shared->sum[warp] = merge.sum;
-  __syncthreads();
-  if (warp != 0) return;
-#pragma unroll
-  for (int w = 1; w < merge_warps; ++w) {
-    const float4 x = shared->sums[w][lane];
-    merge.o[0].x += x.x, merge.o[0].y += x.y, merge.o[0].z += x.z, merge.o[0].w += x.w;
-    merge.sum += shared->sum[w];
-  }
-  merge.store(OutRow(a, at, first_row, make_float2(merge.most, merge.sum)), first_column);
+  const Block block(a);
+  if (a.rows_taken == 1)
+    merge_together(a, block);
+  else if (!merges_by_block(a.batch, a.splits))
+    merge_rows(a, block, of_sequence(a, block.number));
+  else
+    merge_rows(a, block, of_block(a, block.column, block.number));
 }

@@ -1000,5 +1000,35 @@ TEST_CASE("mla: many more sequences than thread blocks") {
   }
 }
 
+// mla_merge_sm90 adds up more of them than it has at once: on a Hopper 12 parts of a row by each
+// warp, and as many as there are multiprocessors by all warps of a block.
+TEST_CASE("mla: row tiles in many parts") {
+  const auto kernels = kernels_here(Op::forward, false);
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    const bool few_blocks = seed <= 2;
+    Case c;
+    c.name = "mla-parts-" + std::to_string(seed);
+    c.thinning = for_devices(seed);
+    c.seed = seed;
+    c.v_in_k = true;
+    c.head_dim = 576;
+    c.head_dim_v = 512;
+    c.batch = few_blocks ? 2 : 1;
+    c.heads_kv = 1;
+    c.heads_q = seed % 2 ? 16 : 70;
+    c.seqlen_q = 1;
+    c.max_sms = few_blocks ? int32_t(c.heads_q > 64 ? 24 : 12) : 0;
+    c.q_type = c.out_type = ATTN_BF16;
+    SegmentCase s;
+    s.capacity = few_blocks ? 1400 : 9000;
+    if (few_blocks) s.lengths = {int32_t(s.capacity), 64};
+    s.k_type = s.v_type = c.q_type;
+    s.layout = ATTN_PAGED;
+    s.page_size = 64;
+    c.segments.push_back(s);
+    check_case(c, kernels);
+  }
+}
+
 }  // namespace
 }  // namespace attn::test
