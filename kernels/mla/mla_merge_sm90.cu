@@ -18,18 +18,19 @@ struct MergeShared {
 };
 static_assert(sizeof(MergeShared) == merge_shared_bytes);
 
-// What a block adds up. One part: nothing.
-struct Shared {
+// A row tile that may have several parts. One part: there is nothing to add up.
+struct SharedTile {
   int b, keys;
   Parts parts;
 };
-__device__ __forceinline__ Shared of_sequence(const attn_decode_kernarg& a, int b) {
+__device__ __forceinline__ SharedTile of_sequence(const attn_decode_kernarg& a, int b) {
   const Counted units = count_units(a, b);
   const int keys = segment_span(a.segment[0].lengths, b).length;
   return {b, keys, {a, {units.all, unsigned(a.splits)}, units.before, unsigned(units_of(keys))}};
 }
 // What block `number` of a column began and the next one went on with.
-__device__ __forceinline__ Shared of_block(const attn_decode_kernarg& a, int column, int number) {
+__device__ __forceinline__ SharedTile of_block(const attn_decode_kernarg& a, int column,
+                                               int number) {
   const Found next = find_share(a, column, number + 1);
   const unsigned before = next.begin - next.unit;
   const int keys = segment_span(a.segment[0].lengths, next.b).length;
@@ -51,8 +52,7 @@ struct Merge {
 
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
   __device__ __forceinline__ float2 stats(int r, unsigned part) const {
-    return part < parts.count ? __ldcg(parts.stats(parts.slot(part, column), r))
-                              : make_float2(0, 0);
+    return __ldcg(parts.stats(parts.slot(part, column), r));
   }
   __device__ __forceinline__ void ask(int r, int first_column, unsigned part) {
 #pragma unroll
@@ -64,32 +64,43 @@ struct Merge {
                             parts.sums(parts.slot(part, column), r) + first_column + 128 * g))
                       : float4{0, 0, 0, 0};
   }
-  // Leaves o, most and sum.
+  // Leaves o, most and sum. A warp's first parts are asked for at once if few others are there to
+  // be waited for; of a row's many parts statistics come first.
   __device__ __forceinline__ void run(int r, int first_column) {
+    constexpr bool ahead = step == 1;
+    if (ahead) ask(r, first_column, first);
+    most = find_most(r);
     sum = 0;
 #pragma unroll
     for (int g = 0; g < groups; ++g) o[g] = {0, 0, 0, 0};
 #pragma unroll 1
-    for (unsigned i = first; i < parts.count; i += at_once * step) {
-      ask(r, first_column, i);
-      // Of part i + lane * step.
-      const float2 own = lane() < at_once ? stats(r, i + lane() * step) : make_float2(0, 0);
-      if (i == first) most = find_most(r);
+    for (unsigned i0 = first; i0 < parts.count; i0 += 32 * step) {
+      const unsigned own_part = i0 + lane() * step;
+      const float2 own = own_part < parts.count ? stats(r, own_part) : make_float2(0, 0);
       // -1: does not count. Parts of nothing but NaN, which maxima pass over, count as they are.
-      const float own_factor = own.y == 0                    ? -1
-                               : most == -device::infinity() ? 1
-                                                             : ptx::ex2(own.x - most);
+      const float factor = own.y == 0                    ? -1
+                           : most == -device::infinity() ? 1
+                                                         : ptx::ex2(own.x - most);
+      const int n = min(int((parts.count - i0 + step - 1) / step), 32);
+#pragma unroll 1
+      for (int j = 0; j < n; j += at_once) {
+        if (!ahead || i0 + j > first) ask(r, first_column, i0 + j * step);
+        add(j, n, factor, own.y);
+      }
+    }
+  }
+  // The parts that were asked for, of which lanes j to n - 1 have factors and weights.
+  __device__ __forceinline__ void add(int j, int n, float factor_of_lane, float weight_of_lane) {
 #pragma unroll
-      for (int k = 0; k < at_once; ++k) {
-        const float factor = __shfl_sync(0xffffffff, own_factor, k),
-                    weight = __shfl_sync(0xffffffff, own.y, k);
-        if (factor < 0) continue;
-        sum = fmaf(weight, factor, sum);
+    for (int k = 0; k < at_once; ++k) {
+      const float factor = __shfl_sync(0xffffffff, factor_of_lane, (j + k) % 32),
+                  weight = __shfl_sync(0xffffffff, weight_of_lane, (j + k) % 32);
+      if (j + k >= n || factor < 0) continue;
+      sum = fmaf(weight, factor, sum);
 #pragma unroll
-        for (int g = 0; g < groups; ++g) {
-          o[g].x = fmaf(x[k][g].x, factor, o[g].x), o[g].y = fmaf(x[k][g].y, factor, o[g].y);
-          o[g].z = fmaf(x[k][g].z, factor, o[g].z), o[g].w = fmaf(x[k][g].w, factor, o[g].w);
-        }
+      for (int g = 0; g < groups; ++g) {
+        o[g].x = fmaf(x[k][g].x, factor, o[g].x), o[g].y = fmaf(x[k][g].y, factor, o[g].y);
+        o[g].z = fmaf(x[k][g].z, factor, o[g].z), o[g].w = fmaf(x[k][g].w, factor, o[g].w);
       }
     }
   }
@@ -126,7 +137,7 @@ struct Block {
         warp(__shfl_sync(0xffffffff, threadIdx.x / 32, 0)),
         lane(threadIdx.x % 32) {}
 };
-__device__ __forceinline__ Head head_of(const attn_decode_kernarg& a, const Shared& of,
+__device__ __forceinline__ Head head_of(const attn_decode_kernarg& a, const SharedTile& of,
                                         int column) {
   const int tile = column % a.row_tiles;
   return {of.b, column / a.row_tiles, tile * tile_rows, a.seqlen_q, of.keys, 0};
@@ -137,7 +148,7 @@ __device__ __forceinline__ int used_rows(const attn_decode_kernarg& a, const Hea
 
 // A warp has a row.
 __device__ __forceinline__ void merge_rows(const attn_decode_kernarg& a, const Block& block,
-                                           const Shared& of) {
+                                           const SharedTile& of) {
   if (of.parts.count == 1) return;
   const Head at = head_of(a, of, block.column);
   const int first_row = blockIdx.y * a.rows_taken,
@@ -153,7 +164,7 @@ __device__ __forceinline__ void merge_rows(const attn_decode_kernarg& a, const B
 
 // All warps have row y, and each every eighth part of it.
 __device__ __forceinline__ void merge_together(const attn_decode_kernarg& a, const Block& block) {
-  const Shared of = of_sequence(a, block.number);
+  const SharedTile of = of_sequence(a, block.number);
   if (of.parts.count == 1) return;
   const Head at = head_of(a, of, block.column);
   const int r = blockIdx.y;

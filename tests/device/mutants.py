@@ -142,7 +142,7 @@ MUTANTS = [
     (CODES, "a key too few", "mla/by_rows.cuh", "key < end() &&", "key < end() - 1 &&"),
     (CODES, "the last of adjacent rows not loaded", "mla/by_rows.cuh", "breaks ? __ffs(breaks) : 32 - lane()", "breaks ? __ffs(breaks) : 31 - lane()"),
     (LATENT, "merged row tiles of the block before", "mla/mla_merge_sm90.cu", "find_share(a, column, number + 1)", "find_share(a, column, number)"),
-    (LATENT, "parts that a warp has in a second turn left out", "mla/mla_merge_sm90.cu", "i < parts.count; i += at_once * step", "i == first; ++i"),
+    (LATENT, "parts that a warp has in a second turn left out", "mla/mla_merge_sm90.cu", "j < n; j += at_once", "j < 1; j += at_once"),
     (LATENT, "the last sequence of a run counted for the next run", "mla/parts.cuh", "for (int b = run.begin; b < run.end; ++b)",
      "for (int b = run.begin; b < run.end - 1; ++b)"),
     (LISTS, "keys of a round where those of the round before are", "cache/visits.cuh", "there[n] ? table[page[n]]", "there[n] ? table[page[n > 0 ? n - 1 : n]]"),
