@@ -44,7 +44,7 @@ struct Input {
     REQUIRE(status.ok());
     std::vector<uint32_t> found;
     for (const Step& step : recipe.steps)
-      found.push_back(step.launch.grid[0] * step.launch.grid[1]);
+      found.push_back(step.launch.grid[0] * step.launch.grid[1] * step.launch.grid[2]);
     return found;
   }
 };
@@ -106,4 +106,18 @@ TEST_CASE("mla: blocks take whole sequences if that costs few of them", "[plan]"
   // Columns of one block share nothing, so there is no second launch.
   CHECK(Input(1, 64, 128).blocks(kernel) == Blocks{2});
   CHECK(Input(1, 640, 128).blocks(kernel).size() == 2);
+}
+
+// Four of 256 threads have room on each of 132 multiprocessors.
+TEST_CASE("mla: blocks that merge are on the device at once", "[plan]") {
+  const auto merging = [](const Input& in) { return in.blocks("mla_sm90_bf16_d576_r64")[1]; };
+  // Sequences, parts of their rows for a block, halves of the columns.
+  CHECK(merging(Input(64, 8192, 64)) == 64 * 4 * 2);
+  CHECK(merging(Input(64, 8192, 16)) == 64 * 2 * 2);
+  // With two row tiles a block has all rows of one.
+  CHECK(merging(Input(128, 4096, 128)) == 2 * 128 * 2);
+  // Warps share a row: of two row tiles 64, quarters of the columns.
+  CHECK(merging(Input(1, 65536, 128)) == 2 * 64 * 4);
+  // More than eight sequences for each block: of each of two columns the blocks that end them.
+  CHECK(merging(Input(4096, 2048, 128)) == 2 * 66 * 2 * 2);
 }
