@@ -52,8 +52,8 @@ __device__ long long list_number(const attn_visits& a, const attn_visited_segmen
   return row * s.list_heads + (s.list_heads == 1 ? 0 : a.first_head);
 }
 
-// Asks for what the item visits to be in L2, before it is known that it can be read. By all threads
-// of a block.
+// Asks for the item's lists, its row of the block table and its length to be in L2. Reads nothing:
+// the kernels before may still write them. By all threads of a block.
 __device__ void prefetch_visits(const attn_visits& a, const Item& item, long long n) {
   constexpr int line = 32;  // numbers of 4 bytes
   const auto fetch = [](const int* from, long long count) {
@@ -62,7 +62,7 @@ __device__ void prefetch_visits(const attn_visits& a, const Item& item, long lon
   for (int i = 0; i < a.num_segments; ++i) {
     const attn_visited_segment& s = a.segment[i];
     if (s.list_size > 0) fetch(s.list + list_number(a, s, item, n) * s.list_size, s.list_size);
-    if (s.pages.block_table && s.pages.max_pages <= 64 * line)
+    if (s.pages.block_table && s.pages.max_pages <= 64 * line)  // a list may need little of more
       fetch(s.pages.block_table + item.b * (long long)s.pages.max_pages, s.pages.max_pages);
     if (s.lengths.seqlens) fetch(s.lengths.seqlens + item.b, 1);
   }
@@ -142,7 +142,7 @@ struct Positions {
   }
 };
 
-// Visited keys first, first + step and so on of segment i.
+// Visited keys first, first + step and so on of segment i. Lanes may have different segments.
 template <int count>
 __device__ __forceinline__ void find_keys(const attn_visits& a, int b, const Visit& v, int i,
                                           int first, int step, Key (&keys)[count]) {

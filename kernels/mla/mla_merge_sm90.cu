@@ -2,7 +2,7 @@
 // Adds up the parts of row tiles that several blocks of mla_*_r64 shared, in a fixed order. Block
 // x, y, z: rows y * rows_taken and on of a row tile of column x % columns: that of sequence
 // x / columns, or (merges_by_block) what block x / columns of the column began and others went on
-// with. Of these the z-th part of the columns. A warp has a row; or, if rows_taken is 1, all have
+// with. Of the rows the z-th half or quarter. A warp has a row; or, if rows_taken is 1, all have
 // one row and each every eighth part of it.
 #include "../decode/load.cuh"
 #include "../ptx/grid.h"
@@ -43,7 +43,7 @@ __device__ __forceinline__ SharedTile of_block(const attn_decode_kernarg& a, int
 template <int columns, unsigned step>
 struct Merge {
   static constexpr int groups = columns / 128;
-  static constexpr int at_once = step == 1 ? 3 : 8;  // parts
+  static constexpr int at_once = step == 1 ? 3 : 8;  // parts for which there are registers
   const Parts& parts;
   const int column;  // of blocks
   const unsigned first;
@@ -64,8 +64,8 @@ struct Merge {
                             parts.sums(parts.slot(part, column), r) + first_column + 128 * g))
                       : float4{0, 0, 0, 0};
   }
-  // Leaves o, most and sum. A warp's first parts are asked for at once if few others are there to
-  // be waited for; of a row's many parts statistics come first.
+  // Leaves o, most and sum. Of few parts, which one warp has, the first sums are asked for before
+  // the statistics; of many, which warps share, after them.
   __device__ __forceinline__ void run(int r, int first_column) {
     constexpr bool ahead = step == 1;
     if (ahead) ask(r, first_column, first);
@@ -187,8 +187,8 @@ __device__ __forceinline__ void merge_together(const attn_decode_kernarg& a, con
   merge.store(OutRow(a, at, r, make_float2(merge.most, merge.sum)), first_column);
 }
 
-// Each of the three ways is a piece of code of its own: to load instructions that follow each other
-// takes less time, and few others hide it.
+// A block's time is mostly that of what it waits for, instructions among it: code that was longer
+// before its first load of a sum was slower (docs/log/2026-11-28_list_steps.md).
 extern "C" __global__ void __launch_bounds__(32 * merge_warps, 4)
     mla_merge_sm90(const __grid_constant__ attn_decode_kernarg a) {
   ptx::grid_let_next_start();

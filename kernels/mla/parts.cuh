@@ -15,8 +15,8 @@ using decode::Head, decode::Row, decode::Share, decode::unit_keys, device::Span;
 __device__ __forceinline__ int units_of(int keys) {
   return max((keys + unit_keys - 1) / unit_keys, 1);
 }
-// Of a lane's run of sequences. Its loops are not unrolled: a run is read line by line, and where
-// few wait for a kernel's first result, its instructions take longer to load than to execute.
+// The neighbouring sequences whose units a lane counts. Loops over them are not unrolled: a line of
+// memory has several lengths, and instructions take long to load where nothing hides it.
 struct Run {
   int begin, end;
   __device__ __forceinline__ explicit Run(int batch) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ unsigned units_up_to(unsigned x) {
   }
   return x;
 }
-// The first lane whose units go beyond unit `unit`; there is one.
+// The first lane up to which there are more than `unit` units; there is one.
 __device__ __forceinline__ int find_lane(unsigned up_to, unsigned unit) {
   return __ffs(__ballot_sync(0xffffffff, up_to > unit)) - 1;
 }
@@ -113,7 +113,7 @@ struct Parts {
   __device__ __forceinline__ unsigned slot(unsigned number, int column) const {
     return 2 * ((first + number) * a.columns + column) + (number == 0);
   }
-  // Slots are at most two for each block, so places have 32 bits.
+  // A block has two slots, so there are some hundreds, and places have 32 bits.
   __device__ __forceinline__ float* sums(unsigned slot, int r) const {
     return a.sums + (slot * tile_rows + r) * latent_columns;
   }

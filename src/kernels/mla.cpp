@@ -178,6 +178,10 @@ Status merged_recipe(const Problem& p, const DeviceInfo& device, const BlockSize
   const int64_t most = multiprocessors(p, device) * (p.max_sms > 0 ? 1 : size.blocks),
                 tiles = p.heads_kv * decode::row_tiles(rows, tile), columns = std::min(tiles, most),
                 units = std::max<int64_t>(1, ceil_div(p.segment[0].seqlen, decode::unit_keys));
+  // find_share multiplies them in 32 bits.
+  if (tiles > UINT32_MAX / columns)
+    return unsupported("heads_kv times tiles of ", tile.rows(), " rows is ", tiles,
+                       "; accepted: up to ", UINT32_MAX / columns);
   const int64_t of_column = decode::aligned(std::min(most / columns, p.batch * units), p.batch);
   decode::Shape shape;
   shape.blocks = columns * (tiles > columns ? 1 : of_column);
@@ -188,8 +192,8 @@ Status merged_recipe(const Problem& p, const DeviceInfo& device, const BlockSize
   a.splits = int(shape.blocks / columns);
   add_launch<variants, i>(p, shape, size.threads, size.shared_bytes, kernarg, recipe);
   if (shape.blocks == columns) return {};
-  // As many blocks as the device has room for at once, of not more rows than that takes. A block of
-  // a column leaves at most one row tile to others.
+  // As many blocks as fit on the device at once: four on a multiprocessor, as its launch bounds
+  // say. A block of a column leaves at most one row tile to others.
   const int64_t tile_rows = std::min<int64_t>(rows, mla::tile_rows),
                 merged = tiles * (mla::merges_by_block(p.batch, a.splits) ? a.splits : p.batch);
   attn_decode_kernarg merge = a;

@@ -1000,8 +1000,8 @@ TEST_CASE("mla: many more sequences than thread blocks") {
   }
 }
 
-// mla_merge_sm90 adds up more of them than it has at once: on a Hopper 12 parts of a row by each
-// warp, and as many as there are multiprocessors by all warps of a block.
+// More of them than mla_merge_sm90 has at once: on a Hopper of 132 multiprocessors 11 parts of a
+// row by a warp, and 132 or, of two row tiles, 66 by all warps of a block.
 TEST_CASE("mla: row tiles in many parts") {
   const auto kernels = kernels_here(Op::forward, false);
   for (uint64_t seed = 1; seed <= 4; ++seed) {

@@ -121,3 +121,22 @@ TEST_CASE("mla: blocks that merge are on the device at once", "[plan]") {
   // More than eight sequences for each block: of each of two columns the blocks that end them.
   CHECK(merging(Input(4096, 2048, 128)) == 2 * 66 * 2 * 2);
 }
+
+TEST_CASE("mla: more row tiles than 32 bits have places for are refused", "[plan]") {
+  constexpr const char* kernel = "mla_sm90_bf16_d576_r64";
+  constexpr int64_t most = UINT32_MAX / 132;  // of 132 columns
+  for (const int64_t heads : {most, most + 1}) {
+    Input in(1, 64, heads);
+    in.problem.heads_kv = heads;
+    Problem p;
+    REQUIRE(make_problem(&in.problem, &p).ok());
+    Recipe recipe;
+    const Status status = find_kernel(kernel)->recipe(p, hopper(), &recipe);
+    INFO(status.text);
+    CHECK(status.ok() == (heads == most));
+    if (heads > most) {
+      CHECK(status.text.find(std::to_string(heads)) != std::string::npos);
+      CHECK(status.text.ends_with("accepted: up to " + std::to_string(most)));
+    }
+  }
+}
