@@ -429,8 +429,8 @@ typedef struct attn_problem {
                           the bits of a query's result do not depend on the other sequences of the
                           batch; on CUDA they depend only on the query, the keys that it sees and
                           how these are distributed over segments (docs/numerics.md) */
-  int32_t max_sms;     /* the most multiprocessors to use; 0 = all. Kept by fwd_sm90_*,
-                          bwd_sm90_*, mla_sm90_* and decode_*; other kernels ignore it */
+  int32_t max_sms;     /* the most multiprocessors to use; 0 = all. Kept by fwd_sm90_*, bwd_sm90_*,
+                          mla_sm90_* and decode_*; other launches, before and after, ignore it */
   const char* kernel;  /* the kernel to use, by name; NULL = the plan chooses */
   int64_t tree_keys;   /* 1 to 128: whether a query sees the last tree_keys keys of its sequence,
                           counted over all segments, is also decided by bits in attn_args.tree. 0 =
