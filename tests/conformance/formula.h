@@ -18,10 +18,10 @@ Outputs formula_with(const Planted& mistake, const Case& c, const Data& data);
 
 // How a kernel rounds the weights of a case; kernels that round alike have the same.
 struct Rounding {
-  bool split_invariant, scaled_weights;
-  double lag;                             // 0: weights are relative to the row's maximum
-  int keys;                               // of a tile; 0 without lag
-  bool last_tile_first, rounded_largest;  // of `lag`
+  bool split_invariant = false, scaled_weights = false;
+  double lag = 0;  // 0: weights are relative to the row's maximum
+  int keys = 0;    // of a tile; 0 without lag
+  bool last_tile_first = false, rounded_largest = false;  // of `lag`
   auto operator<=>(const Rounding&) const = default;
 };
 Rounding rounding_of(const Case& c, const Numerics& numerics);

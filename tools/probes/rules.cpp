@@ -27,6 +27,8 @@ const char* type_name(gfx9emu::MfmaType type) {
       return "fp8";
     case Bf8:
       return "bf8";
+    case E4m3:
+      return "e4m3";
     case I8:
       return "i8";
     case F64:
