@@ -194,7 +194,7 @@ struct ByRows {
 
   __device__ __forceinline__ void begin_part(const PartRecord& part) {
     const Head at = part.at;
-    const int used = min(at.seqlen_q * a.group - at.first_row, rows);
+    const int used = used_rows(a, at, rows);
     const KeyBand seen = a.mask.band(at.seqlen_q, at.seqlen_kv);
     const auto end_of = [&](int r) {
       const Row row(a, at, min(r, used - 1));
@@ -609,7 +609,7 @@ struct ByRows {
   // A part ends: to the result, or to the workspace.
   __device__ __forceinline__ void end_part(const PartRecord& part) {
     const Head at = part.at;
-    const int used = min(at.seqlen_q * a.group - at.first_row, rows);
+    const int used = used_rows(a, at, rows);
     meet();  // nobody reads weights any more
 #pragma unroll
     for (int n = 0; n < own_tiles; ++n)

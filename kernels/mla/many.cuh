@@ -43,7 +43,7 @@ struct Scores {
   // Rows that do not exist are computed as the last one that does.
   __device__ __forceinline__ void begin_part(const PartRecord& part) {
     const Head at = part.at;
-    const int used = min(at.seqlen_q * a.group - at.first_row, tile_rows);
+    const int used = used_rows(a, at, tile_rows);
     const KeyBand seen = a.mask.band(at.seqlen_q, at.seqlen_kv);
     const auto end_of = [&](int r) {
       const Row row(a, at, min(r, used - 1));
@@ -312,7 +312,7 @@ struct Sums {
   // A part ends: to the result, or to the workspace.
   __device__ __forceinline__ void store(const float (&o)[128], const PartRecord& part, int stat) {
     const Head at = part.at;
-    const int used = min(at.seqlen_q * a.group - at.first_row, tile_rows);
+    const int used = used_rows(a, at, tile_rows);
     const Parts parts(a, shared.found.share, part.begin, part.units);
     const int column = 256 * which + lane() % 4 * 2;
 #pragma unroll

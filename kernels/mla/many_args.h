@@ -11,7 +11,7 @@ constexpr int tile_rows = 64, latent_columns = 512;
 constexpr int many_threads = 384;
 constexpr int many_shared_bytes = 227 << 10;  // all that a block can have
 
-constexpr int merge_warps = 8;                                  // of a block
+constexpr int merge_warps = 8, merge_blocks = 4;                // of a block, a multiprocessor
 constexpr int merge_columns = 256, shared_merge_columns = 128;  // of a warp; if warps share a row
 // What is left of the sums of warps that share a row.
 constexpr int merge_shared_bytes = merge_warps * (shared_merge_columns + 1) * 4;

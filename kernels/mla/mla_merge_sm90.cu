@@ -142,9 +142,6 @@ __device__ __forceinline__ Head head_of(const attn_decode_kernarg& a, const Shar
   const int tile = column % a.row_tiles;
   return {of.b, column / a.row_tiles, tile * tile_rows, a.seqlen_q, of.keys, 0};
 }
-__device__ __forceinline__ int used_rows(const attn_decode_kernarg& a, const Head& at) {
-  return min(at.seqlen_q * a.group - at.first_row, tile_rows);
-}
 
 // A warp has a row.
 __device__ __forceinline__ void merge_rows(const attn_decode_kernarg& a, const Block& block,
@@ -152,7 +149,7 @@ __device__ __forceinline__ void merge_rows(const attn_decode_kernarg& a, const B
   if (of.parts.count == 1) return;
   const Head at = head_of(a, of, block.column);
   const int first_row = blockIdx.y * a.rows_taken,
-            end = min(first_row + a.rows_taken, used_rows(a, at)),
+            end = min(first_row + a.rows_taken, used_rows(a, at, tile_rows)),
             first_column = merge_columns * blockIdx.z + 4 * block.lane;
 #pragma unroll 1
   for (int r = first_row + block.warp; r < end; r += merge_warps) {
@@ -168,7 +165,7 @@ __device__ __forceinline__ void merge_together(const attn_decode_kernarg& a, con
   if (of.parts.count == 1) return;
   const Head at = head_of(a, of, block.column);
   const int r = blockIdx.y;
-  if (r >= used_rows(a, at)) return;
+  if (r >= used_rows(a, at, tile_rows)) return;
   const int first_column = shared_merge_columns * blockIdx.z + 4 * block.lane;
   Merge<shared_merge_columns, merge_warps> merge{of.parts, block.column, unsigned(block.warp)};
   merge.run(r, first_column);
@@ -189,7 +186,7 @@ __device__ __forceinline__ void merge_together(const attn_decode_kernarg& a, con
 
 // A block's time is mostly that of what it waits for, instructions among it: code that was longer
 // before its first load of a sum was slower (docs/log/2026-11-28_list_steps.md).
-extern "C" __global__ void __launch_bounds__(32 * merge_warps, 4)
+extern "C" __global__ void __launch_bounds__(32 * merge_warps, merge_blocks)
     mla_merge_sm90(const __grid_constant__ attn_decode_kernarg a) {
   ptx::grid_let_next_start();
   ptx::grid_wait();

@@ -12,6 +12,11 @@ namespace attn::mla {
 using decode::address, decode::Barrier, decode::wait, decode::q_address, device::segment_span;
 using decode::Head, decode::Row, decode::Share, decode::unit_keys, device::Span;
 
+// Of a row tile of up to `rows` rows.
+__device__ __forceinline__ int used_rows(const attn_decode_kernarg& a, const Head& at, int rows) {
+  return min(at.seqlen_q * a.group - at.first_row, rows);
+}
+
 __device__ __forceinline__ int units_of(int keys) {
   return max((keys + unit_keys - 1) / unit_keys, 1);
 }
@@ -44,15 +49,6 @@ __device__ __forceinline__ Counted count_units(const attn_decode_kernarg& a, int
           __reduce_add_sync(0xffffffff, counted.before)};
 }
 
-// The sum of x over the lanes up to this one.
-__device__ __forceinline__ unsigned units_up_to(unsigned x) {
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const unsigned before = __shfl_up_sync(0xffffffff, x, step);
-    if (int(threadIdx.x % 32) >= step) x += before;
-  }
-  return x;
-}
 // The first lane up to which there are more than `unit` units; there is one.
 __device__ __forceinline__ int find_lane(unsigned up_to, unsigned unit) {
   return __ffs(__ballot_sync(0xffffffff, up_to > unit)) - 1;
@@ -74,28 +70,27 @@ __device__ __forceinline__ Found find_share(const attn_decode_kernarg& a, int co
   unsigned own = 0;
 #pragma unroll 1
   for (int b = run.begin; b < run.end; ++b) own += units_of_sequence(a, b);
-  unsigned up_to = units_up_to(own);
-  const unsigned all = __shfl_sync(0xffffffff, up_to, 31);
+  decode::Scan sums = decode::scan<32>(own);
+  const unsigned all = sums.all;
   Found found;
   found.share = {all * (last - first), unsigned(a.splits)};
   found.begin = found.share.begin(row), found.end = found.share.begin(row + 1);
   found.tile = first + found.begin / all;
   unsigned before = found.begin % all;  // units up to the wanted one
-  const int at = find_lane(up_to, before);
+  const int at = find_lane(sums.up_to_here, before);
   found.b = __shfl_sync(0xffffffff, run.begin, at);
-  before -= __shfl_sync(0xffffffff, up_to - own, at);
+  before -= __shfl_sync(0xffffffff, sums.up_to_here - own, at);
   for (const int end = __shfl_sync(0xffffffff, run.end, at);;) {
     const int b = found.b + lane;
     own = b < end ? units_of_sequence(a, b) : 0;
-    up_to = units_up_to(own);
-    const unsigned of_all = __shfl_sync(0xffffffff, up_to, 31);
-    if (before < of_all) {
-      const int there = find_lane(up_to, before);
+    sums = decode::scan<32>(own);
+    if (before < sums.all) {
+      const int there = find_lane(sums.up_to_here, before);
       found.b += there;
-      before -= __shfl_sync(0xffffffff, up_to - own, there);
+      before -= __shfl_sync(0xffffffff, sums.up_to_here - own, there);
       break;
     }
-    before -= of_all;
+    before -= sums.all;
     found.b += 32;
   }
   found.unit = int(before);

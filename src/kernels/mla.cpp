@@ -192,8 +192,8 @@ Status merged_recipe(const Problem& p, const DeviceInfo& device, const BlockSize
   a.splits = int(shape.blocks / columns);
   add_launch<variants, i>(p, shape, size.threads, size.shared_bytes, kernarg, recipe);
   if (shape.blocks == columns) return {};
-  // As many blocks as fit on the device at once: four on a multiprocessor, as its launch bounds
-  // say. A block of a column leaves at most one row tile to others.
+  // As many blocks as fit on the device at once. A block of a column leaves at most one row tile to
+  // others.
   const int64_t tile_rows = std::min<int64_t>(rows, mla::tile_rows),
                 merged = tiles * (mla::merges_by_block(p.batch, a.splits) ? a.splits : p.batch);
   attn_decode_kernarg merge = a;
@@ -201,7 +201,7 @@ Status merged_recipe(const Problem& p, const DeviceInfo& device, const BlockSize
   const bool together = a.splits >= mla::merge_warps * p.batch;
   const int64_t of_row =
       mla::latent_columns / (together ? mla::shared_merge_columns : mla::merge_columns);
-  const int64_t most_blocks = 4 * int64_t{multiprocessors(p, device)};
+  const int64_t most_blocks = mla::merge_blocks * int64_t{multiprocessors(p, device)};
   merge.rows_taken = together ? 1
                               : int(round_up(ceil_div(merged * tile_rows * of_row, most_blocks),
                                              int64_t{mla::merge_warps}));
