@@ -825,17 +825,25 @@ TEST_CASE("mla: equal bits of rows of codes over 100 runs") {
   }
 }
 
-// Any problem of latent caches that kernels of devices take; long enough for sequences to be shared
-// by blocks.
-Case device_case(uint64_t seed) {
+// One query of each sequence over a cache of 576/512 columns that all heads share.
+Case latent_case(const std::string& name, uint64_t seed) {
   Case c;
-  c.name = "mla-" + std::to_string(seed);
+  c.name = name + "-" + std::to_string(seed);
   c.thinning = for_devices(seed);
   c.seed = seed;
   c.v_in_k = true;
-  Draw draw{seed, 719};
   c.head_dim = 576;
   c.head_dim_v = 512;
+  c.heads_kv = 1;
+  c.seqlen_q = 1;
+  return c;
+}
+
+// Any problem of latent caches that kernels of devices take; long enough for sequences to be shared
+// by blocks.
+Case device_case(uint64_t seed) {
+  Case c = latent_case("mla", seed);
+  Draw draw{seed, 719};
   c.batch = 1 + draw(4);
   c.heads_kv = draw.chance(6) ? 2 : 1;
   const int64_t groups[] = {1, 3, 8, 16, 16, 20, 64, 128}, group = draw.pick(groups);
@@ -884,17 +892,10 @@ TEST_CASE("mla: random latent caches on every kernel") {
 
 // One that each kernel of latent caches takes that has as many rows.
 Case repeated_case(const Kernel& kernel, int64_t heads) {
-  Case c;
-  c.name = "mla-repeat";
+  Case c = latent_case("mla-repeat", 7);
   c.thinning = on_all_kernels;
-  c.seed = 7;
-  c.v_in_k = true;
-  c.head_dim = 576;
-  c.head_dim_v = 512;
   c.batch = 3;
-  c.heads_kv = 1;
   c.heads_q = heads;
-  c.seqlen_q = 1;
   c.q_type = c.out_type = float_type_of(kernel);
   SegmentCase s;
   s.capacity = 700;
@@ -976,17 +977,9 @@ TEST_CASE("mla: many more sequences than thread blocks") {
   const auto kernels = kernels_here(Op::forward, false);
   for (uint64_t seed = 1; seed <= 4; ++seed) {
     Draw draw{seed, 720};
-    Case c;
-    c.name = "mla-many-" + std::to_string(seed);
-    c.thinning = for_devices(seed);
-    c.seed = seed;
-    c.v_in_k = true;
-    c.head_dim = 576;
-    c.head_dim_v = 512;
+    Case c = latent_case("mla-many", seed);
     c.batch = 150 + draw(60);
-    c.heads_kv = 1;
     c.heads_q = seed % 2 ? 20 : 70;
-    c.seqlen_q = 1;
     c.max_sms = 8;
     c.q_type = c.out_type = ATTN_BF16;
     SegmentCase s;
@@ -1006,17 +999,9 @@ TEST_CASE("mla: row tiles in many parts") {
   const auto kernels = kernels_here(Op::forward, false);
   for (uint64_t seed = 1; seed <= 4; ++seed) {
     const bool few_blocks = seed <= 2;
-    Case c;
-    c.name = "mla-parts-" + std::to_string(seed);
-    c.thinning = for_devices(seed);
-    c.seed = seed;
-    c.v_in_k = true;
-    c.head_dim = 576;
-    c.head_dim_v = 512;
+    Case c = latent_case("mla-parts", seed);
     c.batch = few_blocks ? 2 : 1;
-    c.heads_kv = 1;
     c.heads_q = seed % 2 ? 16 : 70;
-    c.seqlen_q = 1;
     c.max_sms = few_blocks ? int32_t(c.heads_q > 64 ? 24 : 12) : 0;
     c.q_type = c.out_type = ATTN_BF16;
     SegmentCase s;
